@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "format/base/hash.h"
+
+#include <errno.h>
+#include <openssl/evp.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "format/base/err.h"
+
+struct hash128 hash128(const void *p, size_t n)
+{
+    XXH128_canonical_t c;
+    XXH128_canonicalFromHash(&c, XXH3_128bits(p, n));
+    struct hash128 h;
+    memcpy(h.bytes, c.digest, sizeof h.bytes);
+    return h;
+}
+
+uint64_t hash64(const void *p, size_t n)
+{
+    return XXH3_64bits(p, n);
+}
+
+void sha256(const void *p, size_t n, uint8_t out[SHA256_BYTES])
+{
+    check(EVP_Digest(p, n, out, NULL, EVP_sha256(), NULL) == 1);
+}
+
+void hex_encode(const void *p, size_t n, char *out)
+{
+    static const char digits[] = "0123456789abcdef";
+    const uint8_t *b = p;
+    for (size_t i = 0; i < n; i++) {
+        out[2 * i] = digits[b[i] >> 4];
+        out[2 * i + 1] = digits[b[i] & 15];
+    }
+    out[2 * n] = '\0';
+}
+
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    if (c >= 'a' && c <= 'f')
+        return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F')
+        return c - 'A' + 10;
+    return -1;
+}
+
+int hex_decode(const char *text, size_t n_out, void *out)
+{
+    uint8_t *b = out;
+    for (size_t i = 0; i < n_out; i++) {
+        int hi = hex_digit(text[2 * i]);
+        int lo = hi < 0 ? -1 : hex_digit(text[2 * i + 1]);
+        if (lo < 0)
+            return -EINVAL;
+        b[i] = (uint8_t)(hi << 4 | lo);
+    }
+    return text[2 * n_out] == '\0' ? 0 : -EINVAL;
+}

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One end of a connection without its socket: TLS 1.3 on memory buffers, and frames inside. Bytes from the
+ * network go in, frames come out; frames go in, bytes for the network come out. Server, client, fuzzer and
+ * simulator use the same code. A clear channel (no TLS, identity given) exists for the simulator and is never
+ * offered by larderd.
+ *
+ * After an error the channel only has output left to flush (an alert), then it is to be freed.
+ */
+#ifndef LARDER_CHANNEL_H
+#define LARDER_CHANNEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "format/base/cursor.h"
+#include "format/base/err.h"
+#include "format/base/secret.h"
+#include "format/limits.h"
+#include "format/wire.h"
+
+/* Who the peer is, from its certificate's SAN URI larder://TENANT/ROLE (servers: larder://server) and from
+ * nowhere else. */
+struct identity {
+    char tenant[TENANT_NAME_BYTES_MAX + 1];
+    enum client_role role;
+    bool server;
+    char subject[128]; /* for the log */
+};
+
+/* Certificates and settings shared by many channels; reference-counted, immutable, thread-safe. */
+struct channel_config;
+/* PEM texts. TLS 1.3 only, both sides authenticated, ALPN "larder/1", no early data, no renegotiation, no
+ * tickets. ERR_INVALID, ERR_DENIED (key does not fit certificate, certificate expired: with its dates). */
+must_check int channel_config_create(bool server, const char *ca_pem, const char *certificate_pem,
+                                     const struct secret *key_pem, struct channel_config **out,
+                                     struct err *e);
+struct channel_config *channel_config_ref(struct channel_config *c);
+void channel_config_unref(struct channel_config *c);
+
+struct channel;
+/* expected_host: the client checks that the certificate is a server's (SAN URI larder://server) and, if not
+ * NULL, names that host or address. */
+must_check int channel_create(struct channel_config *config, const char *expected_host, struct channel **out,
+                              struct err *e);
+must_check int channel_create_clear(bool server, const struct identity *peer, struct channel **out);
+void channel_free(struct channel *c);
+
+/* Bytes received from the network; all are taken. Starts the handshake on a client with n = 0. Errors:
+ * ERR_DENIED (certificate refused: why), ERR_PROTOCOL, ERR_CORRUPT, ERR_NO_MEMORY. */
+must_check int channel_input(struct channel *c, const void *p, size_t n, struct err *e);
+bool channel_ready(const struct channel *c);                  /* handshake done, both authenticated */
+const struct identity *channel_peer(const struct channel *c); /* NULL until ready */
+
+/* A whole frame that has arrived. Payload memory belongs to the channel until channel_frame_done. */
+struct frame {
+    struct frame_header header;
+    const uint8_t *payload;
+};
+/* 1: *out is filled; 0: more input is needed; <0: broken, ERR_PROTOCOL or ERR_LIMIT. Call again only after
+ * channel_frame_done. Before hello is done only payloads of FRAME_CONTROL_BYTES_MAX are taken in. */
+must_check int channel_frame(struct channel *c, struct frame *out, struct err *e);
+void channel_frame_done(struct channel *c);
+/* Takes the payload's memory away from the channel instead (free() it); the frame's payload stays valid in
+ * it. */
+uint8_t *channel_frame_steal(struct channel *c);
+void channel_allow_large(struct channel *c);      /* after hello: payloads up to FRAME_PAYLOAD_BYTES_MAX */
+size_t channel_buffered(const struct channel *c); /* input bytes held, for accounting */
+
+/* Queues a frame: header (payload_bytes is computed), message bytes and tail, both may be empty. Copies
+ * (encrypts) them. */
+must_check int channel_send(struct channel *c, const struct frame_header *h, struct slice message,
+                            struct slice tail, struct err *e);
+/* Bytes waiting for the network; the view is valid until the next call on the channel. */
+struct slice channel_output(struct channel *c);
+void channel_output_done(struct channel *c, size_t n); /* n bytes of it were sent */
+/* Takes the whole output away as memory of the caller's (free() it), for an asynchronous send; {NULL,0} if
+ * none. */
+uint8_t *channel_output_take(struct channel *c, size_t *n);
+void channel_close(struct channel *c);             /* queues TLS close_notify */
+bool channel_peer_closed(const struct channel *c); /* close_notify was received: a clean end */
+
+/* RFC 8446 7.5 exporter, for keys of connections bound to this one. -ENOTSUP on a clear channel. */
+must_check int channel_export(struct channel *c, const char *label, const void *context, size_t context_bytes,
+                              void *out, size_t n);
+
+#endif

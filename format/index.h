@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The index of a segment, in two parts that stand one behind the other.
+ *
+ * Public part: the chunk table. It holds all that verifying without keys needs, and nothing that a name or a
+ * shape could be learnt from beyond sizes.
+ * Sealed part: tensors, aliases, blobs, and the XXH3-128 of each chunk's plain bytes; encrypted by
+ * seal_index(), with the public part's SHA-256 among the associated data, so that opening it authenticates
+ * both.
+ *
+ * Where bytes of a tensor lie. A tensor's plain bytes are its box, packed row-major. Large (>
+ * CHUNK_PLAIN_BYTES_MAX / 4): chunks first_chunk, first_chunk + 1, ... of CHUNK_PLAIN_BYTES_MAX bytes each
+ * (the last may be shorter), offset 0. Small: inside chunk first_chunk at `offset`, sharing it with others of
+ * the same dtype width, wholly within it. A tensor of zero bytes has first_chunk 0 and offset 0 and is stored
+ * nowhere. Blobs likewise, as DTYPE_U8.
+ */
+#ifndef LARDER_INDEX_H
+#define LARDER_INDEX_H
+
+#include <stdint.h>
+
+#include "format/base/cursor.h"
+#include "format/base/err.h"
+#include "format/base/hash.h"
+#include "format/codec.h"
+#include "format/dtype.h"
+#include "format/limits.h"
+#include "format/segment.h"
+
+#define CHUNK_ENTRY_BYTES 40
+
+struct chunk_entry {
+    uint64_t offset;       /* in the segment, multiple of BLOCK_BYTES; 0 if nothing is stored */
+    uint32_t stored_bytes; /* payload and tag; 0 only for CODEC_ZERO */
+    uint32_t plain_bytes;  /* 1 .. CHUNK_PLAIN_BYTES_MAX */
+    uint8_t codec;
+    uint8_t dtype;
+    struct hash128 stored_hash; /* XXH3-128 of the stored bytes; zero if none */
+};
+
+/* One entry as it travels in chunk messages and stands in the table: 40 bytes. */
+void chunk_entry_encode(const struct chunk_entry *c, uint8_t out[CHUNK_ENTRY_BYTES]);
+/* Checks ranges and reserved bytes; `number` is for the message. */
+must_check int chunk_entry_decode(const uint8_t in[CHUNK_ENTRY_BYTES], uint32_t number,
+                                  struct chunk_entry *out, struct err *e);
+
+/* Public part: 32-byte head (checksum, magic, count) and the entries. */
+must_check int index_public_encode(const struct chunk_entry *chunks, uint32_t count, struct buf *out,
+                                   struct err *e);
+/* *chunks is malloc'ed for the caller. Checks that stored ranges ascend, do not overlap and end before
+ * data_end (the index's offset). */
+must_check int index_public_decode(const void *p, size_t n, uint64_t data_end, struct chunk_entry **chunks,
+                                   uint32_t *count, struct err *e);
+
+struct tensor {
+    struct slice name; /* UTF-8, 1..TENSOR_NAME_BYTES_MAX, no NUL; need not be terminated */
+    enum dtype dtype;
+    uint32_t dims;                     /* 0: one element */
+    uint64_t shape[TENSOR_DIMS_MAX];   /* global */
+    uint64_t offsets[TENSOR_DIMS_MAX]; /* of the box that this part holds */
+    uint64_t lengths[TENSOR_DIMS_MAX];
+    uint64_t bytes; /* of the box */
+    uint32_t first_chunk;
+    uint32_t offset; /* within first_chunk */
+};
+
+struct alias {
+    struct slice name;
+    uint32_t tensor; /* index in the table */
+};
+
+struct blob {
+    struct slice name; /* 1..NAME_BYTES_MAX */
+    uint64_t bytes;
+    uint32_t first_chunk;
+    uint32_t offset;
+};
+
+/* What the sealed part holds. Arrays and names belong to whoever filled it; a decoded one owns a single
+ * allocation, freed by index_private_free. */
+struct index_private {
+    struct tensor *tensors;
+    uint32_t tensor_count;
+    struct alias *aliases;
+    uint32_t alias_count;
+    struct blob *blobs;
+    uint32_t blob_count;
+    struct hash128 *plain_hashes; /* one per chunk */
+    uint32_t chunk_count;
+    void *owned;
+};
+
+must_check int index_private_encode(const struct index_private *x, struct buf *out, struct err *e);
+/* Checks names, dtypes, boxes within shapes, places within the chunk table, duplicate names and aliases. */
+must_check int index_private_decode(const void *p, size_t n, const struct chunk_entry *chunks, uint32_t count,
+                                    struct index_private *out, struct err *e);
+void index_private_free(struct index_private *x);
+
+/* Checks one tensor's description (name, dtype, dims, box inside shape, packing) and computes its bytes. Used
+ * before a save and after decoding. Errors name the tensor. */
+must_check int tensor_check(const struct tensor *t, uint64_t *bytes, struct err *e);
+
+/* Do the boxes of all parts tile each tensor's global shape, agree on dtype and shape, and overlap only with
+ * equal plain hashes? parts[i] came from rank i (chunk tables in chunks[i]). ERR_MISMATCH naming tensor,
+ * ranks and boxes. */
+must_check int index_check_set(const struct index_private *parts, const struct chunk_entry *const *chunks,
+                               uint32_t world, struct err *e);
+
+#endif

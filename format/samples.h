@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The sample index of one shard: where the fields of each sample lie in the shard's bytes. Built by a scanner
+ * that is pushed the shard's bytes in order, so that the same code serves the importing client, the server
+ * (for published directories) and the fuzzer. Stored as the blob "larder.samples" of an imported shard.
+ */
+#ifndef LARDER_SAMPLES_H
+#define LARDER_SAMPLES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "format/base/cursor.h"
+#include "format/base/err.h"
+
+enum shard_format {
+    SHARD_WHOLE = 0, /* the file is one sample with one field "bin" */
+    SHARD_TAR =
+        1, /* members grouped by key: base name up to its first dot, with its folder; ext is the field */
+    SHARD_RECORDS = 2, /* fixed-size records */
+    SHARD_FORMAT_COUNT
+};
+
+struct sample_field {
+    struct slice name; /* extension for tar ("txt", "seg.png"), "bin" otherwise */
+    uint64_t offset;   /* of the data, in the shard */
+    uint64_t bytes;
+};
+
+struct samples; /* immutable once built */
+
+uint64_t samples_count(const struct samples *s);
+/* Key of sample i (valid as long as s). */
+struct slice samples_key(const struct samples *s, uint64_t i);
+uint32_t samples_fields(const struct samples *s, uint64_t i);
+struct sample_field samples_field(const struct samples *s, uint64_t i, uint32_t field);
+void samples_free(struct samples *s);
+
+/* Encoded form: self-contained, checksummed, see FORMAT.md. decode checks everything, including that every
+ * field lies within shard_bytes. */
+must_check int samples_encode(const struct samples *s, struct buf *out, struct err *e);
+must_check int samples_decode(const void *p, size_t n, uint64_t shard_bytes, struct samples **out,
+                              struct err *e);
+
+/* Building. `shard` names the shard in errors; record_bytes only for SHARD_RECORDS. push takes the bytes in
+ * order, any split. Members of a sample must be adjacent; a duplicate field, a key that comes back later, a
+ * cut archive, sparse members and contradictory sizes are refused naming shard, member and offset. */
+struct samples_builder;
+must_check int samples_builder_create(enum shard_format format, const char *shard, uint64_t record_bytes,
+                                      struct samples_builder **out, struct err *e);
+must_check int samples_builder_push(struct samples_builder *b, const void *p, size_t n, struct err *e);
+/* Where the next bytes are needed: the caller may skip up to `skip` bytes of member data instead of pushing
+ * them (samples_builder_skip), so that an index over local files costs one read per header. */
+uint64_t samples_builder_skippable(const struct samples_builder *b);
+void samples_builder_skip(struct samples_builder *b, uint64_t n);
+/* End of the shard after shard_bytes bytes. On success *out is owned by the caller; the builder stays to be
+ * freed. */
+must_check int samples_builder_finish(struct samples_builder *b, struct samples **out, struct err *e);
+void samples_builder_free(struct samples_builder *b);
+
+#endif
