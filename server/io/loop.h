@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The loop: all I/O, clock and randomness of the server stand behind this interface. Two implementations:
+ * the ring (io_uring; server/io/ring.h) and a seeded simulator (server/io/sim.h). Code above cannot tell
+ * which it runs on.
+ *
+ * One loop is one thread. Every call but loop_post is made on the loop's own thread. An operation embeds its
+ * completion: the caller owns `struct io_op` (zeroed before first use), keeps it and every buffer and path it
+ * names alive until `done` runs, and may reuse or free it from within `done`. Submitting never calls back:
+ * `done` runs later, from loop_run.
+ *
+ * op->result is >= 0 or a negative errno. Short transfers are continued here: a read ends short only at the
+ * end of the file, a write or send never. More operations than the kernel's queue takes are held back in
+ * order.
+ */
+#ifndef LARDER_LOOP_H
+#define LARDER_LOOP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "format/base/err.h"
+#include "format/base/list.h"
+
+struct loop;
+struct io_op;
+typedef void io_done(struct io_op *op);
+
+struct io_op {
+    io_done *done;
+    int64_t result;
+    /* Private to server/io from here. */
+    struct list link;
+    struct loop *loop;
+    uint64_t priv[16];
+};
+
+/* Files. Paths are absolute or relative to the process's folder (in the simulator: its own tree),
+ * NUL-terminated. */
+void loop_open(struct loop *l, struct io_op *op, const char *path, int flags, mode_t mode); /* result: fd */
+void loop_read(struct loop *l, struct io_op *op, int fd, void *p, size_t n, uint64_t offset);
+void loop_write(struct loop *l, struct io_op *op, int fd, const void *p, size_t n, uint64_t offset);
+void loop_fdatasync(struct loop *l, struct io_op *op, int fd);
+void loop_fsync(struct loop *l, struct io_op *op, int fd); /* also folders */
+void loop_allocate(struct loop *l, struct io_op *op, int fd,
+                   uint64_t n);                            /* reserves space; -EOPNOTSUPP where none */
+void loop_close(struct loop *l, struct io_op *op, int fd); /* files and sockets */
+void loop_link(struct loop *l, struct io_op *op, const char *from,
+               const char *to); /* -EEXIST if `to` exists */
+void loop_unlink(struct loop *l, struct io_op *op, const char *path);
+void loop_rmdir(struct loop *l, struct io_op *op, const char *path);
+void loop_mkdir(struct loop *l, struct io_op *op, const char *path, mode_t mode);
+
+struct loop_stat {
+    uint64_t bytes;
+    uint64_t mtime_ns;
+    uint64_t inode;
+    bool folder;
+};
+void loop_stat(struct loop *l, struct io_op *op, const char *path, struct loop_stat *out);
+
+/* Names in a folder, without "." and "..", sorted bytewise. All of them, or an error: never a short list. */
+struct loop_names {
+    char **names; /* owned by the caller after success; loop_names_free */
+    size_t count;
+};
+void loop_list(struct loop *l, struct io_op *op, const char *path, struct loop_names *out);
+void loop_names_free(struct loop_names *names);
+/* Bytes free to an unprivileged writer and in all, of the file system that holds path. Immediate. */
+must_check int loop_space(struct loop *l, const char *path, uint64_t *free_bytes, uint64_t *total_bytes);
+/* An exclusive, non-blocking lock on an open file that ends with the process (flock). Immediate. 0 or
+ * -EWOULDBLOCK ... */
+must_check int loop_lock(struct loop *l, int fd);
+
+/* Stream sockets. */
+must_check int loop_listen(struct loop *l, const char *host, const char *port, bool shared, int *fd,
+                           char *bound, size_t bound_size,
+                           struct err *e); /* bound: "host:port" as it is; port "0" picks one */
+void loop_accept(struct loop *l, struct io_op *op,
+                 int fd); /* result: fd of one connection, TCP_NODELAY set */
+void loop_connect(struct loop *l, struct io_op *op, const char *host,
+                  const char *port); /* result: fd; numeric hosts only */
+void loop_recv(struct loop *l, struct io_op *op, int fd, void *p,
+               size_t n); /* result: bytes, 0 at the end of the stream */
+void loop_send(struct loop *l, struct io_op *op, int fd, const void *p, size_t n); /* all n, or an error */
+/* Ends both directions: pending recv and send on the fd complete soon. Immediate; errors are ignored. */
+void loop_shutdown(struct loop *l, int fd);
+void loop_peer(struct loop *l, int fd, char *out, size_t size); /* "address:port", for the log */
+/* Asks for a pending operation to end early: it completes with -ECANCELED, or with its result if that came
+ * first. */
+void loop_cancel(struct loop *l, struct io_op *op);
+
+/* Time. */
+uint64_t loop_now_ms(struct loop *l);  /* monotonic, of this turn of the loop */
+uint64_t loop_unix_ns(struct loop *l); /* wall clock: labels and retention only */
+struct loop_timer {
+    void (*fire)(struct loop_timer *t);
+    uint64_t at_ms; /* 0: not set */
+    /* Private. */
+    struct list link;
+};
+void loop_timer_set(struct loop *l, struct loop_timer *t,
+                    uint64_t at_ms); /* moves it if set; no allocation */
+void loop_timer_clear(struct loop *l, struct loop_timer *t);
+
+/* Randomness fit for ids and salts (in the simulator: from the seed). */
+void loop_random(struct loop *l, void *p, size_t n);
+
+/* Messages between loops, and into a loop from any thread. The message is owned by the receiver until `run`
+ * is called on its thread. Messages from one sender arrive in order. */
+struct loop_msg {
+    void (*run)(struct loop_msg *m);
+    struct loop_msg *next; /* private */
+};
+void loop_post(struct loop *to, struct loop_msg *m);
+
+/* Runs until loop_stop was called and nothing is pending, neither operation nor message. Returns 0, or the
+ * error that made the loop itself unusable. In the simulator loops are run by sim_run instead. */
+must_check int loop_run(struct loop *l, struct err *e);
+void loop_stop(struct loop *l);
+void loop_destroy(struct loop *l); /* only when not running */
+
+#endif

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The loop on a seeded simulator: a world of nodes, each with loops and a disk of its own, one network and
+ * one clock. Everything that happens follows from the seed; the same seed gives the same trace.
+ */
+#ifndef LARDER_SIM_H
+#define LARDER_SIM_H
+
+#include "server/io/loop.h"
+
+struct sim;
+
+/* Chances are per million operations unless said otherwise. */
+struct sim_faults {
+    uint32_t read_error;     /* -EIO */
+    uint32_t read_corrupt;   /* one bit of what was read */
+    uint32_t write_error;    /* -EIO, some of it may be on disk */
+    uint32_t write_no_space; /* -ENOSPC */
+    uint32_t sync_error;     /* -EIO, and what was not durable stays so */
+    uint32_t short_transfer; /* completes in pieces */
+    uint32_t connection_cut;
+    uint32_t stall_ms_max; /* extra delay of an operation or message, uniform */
+    bool lose_unsynced; /* at a crash: any subset of unsynced blocks of 512 bytes, and of folder entries, is
+                           lost */
+};
+
+struct sim_options {
+    uint64_t seed;
+    uint64_t disk_bytes; /* capacity of each disk; 0: 1 TiB (sparse) */
+    struct sim_faults faults;
+    void (*trace)(void *arg, const char *line); /* NULL: none */
+    void *trace_arg;
+};
+
+must_check struct sim *sim_create(const struct sim_options *o);
+void sim_destroy(struct sim *s); /* every loop must be destroyed before */
+void sim_set_faults(struct sim *s, const struct sim_faults *f);
+
+/* Nodes are numbered 0.. and made on first use; loops of one node share its disk. Addresses are "nodeN":port.
+ */
+must_check struct loop *sim_loop(struct sim *s, unsigned node);
+
+/* Runs until nothing is left to do, every loop has stopped, or until `until` (may be NULL) returns true, at
+ * most max_events. Returns events run. */
+uint64_t sim_run(struct sim *s, bool (*until)(void *arg), void *arg, uint64_t max_events);
+uint64_t sim_now_ms(const struct sim *s);
+
+/* The node loses power: its disk keeps what was durable (and, by seed, parts of what was not); its
+ * connections break; every pending and later operation of its old loops ends with -EIO without effect, so
+ * that the code above can be stopped and freed. After that new loops of the node see the disk as it was left.
+ */
+void sim_crash(struct sim *s, unsigned node);
+/* The folder tree of a node's disk, for tests: reads a file as it would be found after a clean stop, or now.
+ * malloc'ed. */
+must_check int sim_file(struct sim *s, unsigned node, const char *path, bool durable_only, uint8_t **p,
+                        size_t *n);
+/* Damages a byte of a file on a node's disk. */
+must_check int sim_flip(struct sim *s, unsigned node, const char *path, uint64_t offset, uint8_t mask);
+
+#endif
