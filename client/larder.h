@@ -1,0 +1,512 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * larder: the client library, all of its public interface.
+ *
+ * Rules that hold for every call
+ *   - Returns 0, a count, or a negative errno; on failure `struct larder_error` (may be NULL) says it for a
+ * person.
+ *   - Option structs begin with `size`, set to sizeof by the caller (LARDER_INIT does it); fields added later
+ * read as zero.
+ *   - No global state. A `struct larder` and what is opened from it may be used from any thread; one save,
+ * restore or feed handle by one thread at a time unless said otherwise.
+ *   - Strings are UTF-8. Names of runs and datasets: 1..255 bytes without control bytes. Tensor
+ * names: 1..4096 bytes without NUL. Names are opaque: "a/b" is one name and never a path.
+ *   - Every wait has a bound. timeout_ms < 0 means the bound of the client's options, never "for ever".
+ *   - After fork() in a process that has a client open, every call in the child returns -ECHILD with a
+ * sentence.
+ */
+#ifndef LARDER_H
+#define LARDER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LARDER_API         __attribute__((visibility("default")))
+#define LARDER_INIT(type)  ((struct type){.size = sizeof(struct type)})
+#define LARDER_DIMS_MAX    16
+#define LARDER_STATE_BYTES 64 /* a loader's position */
+#define LARDER_ID_BYTES    16
+
+enum larder_class { /* what kind of failure: branch on this */
+                    LARDER_OK = 0,
+                    LARDER_INVALID = 1,
+                    LARDER_DENIED = 2,
+                    LARDER_NOT_FOUND = 3,
+                    LARDER_EXISTS = 4,
+                    LARDER_CORRUPT = 5,
+                    LARDER_WRONG_KEY = 6,
+                    LARDER_FENCED = 7,
+                    LARDER_NO_SPACE = 8,
+                    LARDER_QUOTA = 9,
+                    LARDER_IO = 10,
+                    LARDER_TIMEOUT = 11,
+                    LARDER_CANCELLED = 12,
+                    LARDER_BUSY = 13,
+                    LARDER_VERSION = 14,
+                    LARDER_PROTOCOL = 15,
+                    LARDER_LIMIT = 16,
+                    LARDER_NETWORK = 17,
+                    LARDER_READ_ONLY = 18,
+                    LARDER_MISMATCH = 19,
+                    LARDER_NO_MEMORY = 20,
+                    LARDER_UNSUPPORTED = 21
+};
+
+struct larder_error {
+    enum larder_class kind;
+    int errnum;     /* positive errno */
+    char text[512]; /* what was expected, what was found, what to do */
+};
+LARDER_API const char *larder_class_name(enum larder_class kind);
+LARDER_API const char *larder_version(void); /* "0.1.0" */
+
+enum larder_dtype {
+    LARDER_U8 = 1,
+    LARDER_I8 = 2,
+    LARDER_U16 = 3,
+    LARDER_I16 = 4,
+    LARDER_U32 = 5,
+    LARDER_I32 = 6,
+    LARDER_U64 = 7,
+    LARDER_I64 = 8,
+    LARDER_F16 = 9,
+    LARDER_BF16 = 10,
+    LARDER_F32 = 11,
+    LARDER_F64 = 12,
+    LARDER_BOOL = 13,
+    LARDER_F8_E4M3 = 14,
+    LARDER_F8_E5M2 = 15,
+    LARDER_F8_E8M0 = 16,
+    LARDER_F8_E4M3FNUZ = 17,
+    LARDER_F8_E5M2FNUZ = 18,
+    LARDER_C64 = 19,
+    LARDER_C128 = 20,
+    LARDER_F4 = 21,
+    LARDER_F6_E2M3 = 22,
+    LARDER_F6_E3M2 = 23
+};
+LARDER_API unsigned larder_dtype_bits(enum larder_dtype dtype);    /* per element; 0: unknown */
+LARDER_API const char *larder_dtype_name(enum larder_dtype dtype); /* "BF16" */
+
+/* ---- client
+ * ------------------------------------------------------------------------------------------------- */
+
+struct larder;
+
+struct larder_options {
+    size_t size;
+    const char *credentials; /* path of the credential file; NULL: $LARDER_CREDENTIALS */
+    uint64_t staging_bytes;  /* pinned memory for saves, taken and faulted in at open; 0: 256 MiB. Feeds take
+                                their own */
+    unsigned threads;        /* for compressing and sealing; 0: cores / 2, at least 1, at most 16 */
+    int nice;                /* added to the nice value of those threads, so that training wins; 0: 5 */
+    unsigned connect_timeout_ms; /* 0: 10 s */
+    unsigned request_timeout_ms; /* 0: 60 s: the bound of one request, and of waits with timeout_ms < 0 */
+    unsigned reconnect_ms;       /* a lost connection is tried again for so long before calls fail; 0: 30 s */
+};
+
+/* Connects and authenticates. */
+LARDER_API int larder_open(const struct larder_options *options, struct larder **out, struct larder_error *e);
+/* Drains saves in flight for at most timeout_ms, then gives up on them (-ETIMEDOUT, and e names the run and
+ * step lost). Frees the client in any case; restores and feeds must be closed before. */
+LARDER_API int larder_close(struct larder *c, int timeout_ms, struct larder_error *e);
+
+struct larder_info {
+    size_t size;
+    char server[272], tenant[64], role[16], server_software[64];
+    char path[128]; /* how bytes travel, for people: "TLS 1.3 over TCP" */
+    uint64_t server_time_ns;
+};
+LARDER_API int larder_info(struct larder *c, struct larder_info *out, struct larder_error *e);
+
+/* ---- tensors
+ * ------------------------------------------------------------------------------------------------- */
+
+/* A box of a global tensor and where its elements lie in memory. */
+struct larder_tensor {
+    const char *name;
+    size_t name_bytes; /* 0: strlen(name) */
+    enum larder_dtype dtype;
+    unsigned dims;                     /* 0: one element */
+    uint64_t shape[LARDER_DIMS_MAX];   /* global */
+    uint64_t offsets[LARDER_DIMS_MAX]; /* of this rank's box */
+    uint64_t lengths[LARDER_DIMS_MAX]; /* of this rank's box; all zero with dims > 0 and shape != 0: the whole
+                                          tensor */
+    int64_t strides[LARDER_DIMS_MAX];  /* in elements, between neighbours of the box in memory; all zero:
+                                          packed row-major. A stride of 0 with  others set repeats (expanded
+                                          views). Packed dtypes (F4, F6): must be packed */
+    void *data;                        /* first element of the box; for saving it is only read */
+};
+
+/* ---- saving
+ * --------------------------------------------------------------------------------------------------- */
+
+struct larder_save;
+
+enum larder_compression {
+    LARDER_COMPRESS_DEFAULT = 0,
+    LARDER_COMPRESS_OFF = 1,
+    LARDER_COMPRESS_FAST = 2,
+    LARDER_COMPRESS_DENSE = 3
+};
+enum larder_when_busy {
+    LARDER_BUSY_WAIT = 0 /* until the save before is done sending */,
+    LARDER_BUSY_SKIP = 1 /* -EBUSY, counted */
+};
+
+struct larder_save_options {
+    size_t size;
+    const char *run;
+    uint64_t step;
+    uint32_t rank, world;             /* world 0: 1 */
+    uint8_t attempt[LARDER_ID_BYTES]; /* the same on all ranks of one incarnation of the job, another after
+                                        each restart. All zero: from $LARDER_ATTEMPT (hashed), or random where
+                                        world is 1, else refused */
+    const void *loader_state;  /* larder_feed_state, or NULL: the attached feed's, see larder_save_feed */
+    size_t loader_state_bytes; /* <= LARDER_STATE_BYTES */
+    const char *const *labels; /* key, value, key, value, ..., NULL; may be NULL */
+    enum larder_compression compression;
+    enum larder_when_busy when_busy;
+    int join_timeout_ms;     /* how long to wait for the other ranks; 0: the request timeout */
+    unsigned verify_percent; /* of chunks that are decoded again before they are sent; 0: 1 %, 100: all */
+};
+
+LARDER_API int larder_save_begin(struct larder *c, const struct larder_save_options *o,
+                                 struct larder_save **out, struct larder_error *e);
+/* Registers a tensor: the description is copied, the data is read by larder_save_submit. -EINVAL names it. */
+LARDER_API int larder_save_tensor(struct larder_save *s, const struct larder_tensor *t,
+                                  struct larder_error *e);
+/* A second name of a tensor already added (tied weights): stored once, restored under both. */
+LARDER_API int larder_save_alias(struct larder_save *s, const char *name, const char *of,
+                                 struct larder_error *e);
+/* Opaque bytes, kept per rank; copied at submit. */
+LARDER_API int larder_save_blob(struct larder_save *s, const char *name, const void *p, size_t n,
+                                struct larder_error *e);
+/* Takes the snapshot and returns when it is staged: the tensors may be changed. What follows (compress, seal,
+ * send, commit) goes on in the background. A snapshot larger than the staging memory goes in waves, and
+ * submit takes longer: see stall in the info. The failure of an earlier save of this client that nobody has
+ * seen yet is returned here once (class of that failure). */
+LARDER_API int larder_save_submit(struct larder_save *s, struct larder_error *e);
+
+enum larder_save_state {
+    LARDER_SAVE_OPEN = 0,
+    LARDER_SAVE_STAGED = 1,
+    LARDER_SAVE_DURABLE = 2,
+    LARDER_SAVE_FAILED = 3
+};
+struct larder_save_info {
+    size_t size;
+    enum larder_save_state state;
+    struct larder_error error; /* if failed */
+    uint64_t sequence;         /* if durable */
+    uint64_t plain_bytes, stored_bytes,
+        sent_bytes;         /* of this rank; stored: after compression; grow as it goes on */
+    double stall_seconds;   /* how long submit held the caller */
+    double durable_seconds; /* from submit to durable; 0 until then */
+    uint32_t chunks, chunks_sent;
+    uint32_t waves;
+    char path[128]; /* how the bytes went */
+};
+/* Any thread. */
+LARDER_API int larder_save_info(struct larder_save *s, struct larder_save_info *out);
+/* Waits until the save is durable or failed (then returns its error), at most timeout_ms (-ETIMEDOUT: it goes
+ * on). Any thread. */
+LARDER_API int larder_save_wait(struct larder_save *s, int timeout_ms, struct larder_error *e);
+/* Gives up: all ranks hear it, nothing is committed, unless it was durable already (-EEXIST). */
+LARDER_API int larder_save_cancel(struct larder_save *s, const char *reason, struct larder_error *e);
+/* The handle goes; a save in flight goes on (its failure is returned by the next submit). NULL allowed. */
+LARDER_API void larder_save_free(struct larder_save *s);
+
+/* ---- restoring
+ * ------------------------------------------------------------------------------------------------- */
+
+struct larder_restore;
+
+struct larder_restore_options {
+    size_t size;
+    const char *run;
+    enum {
+        LARDER_AT_LATEST = 0,
+        LARDER_AT_STEP = 1,
+        LARDER_AT_SEQUENCE = 2
+    } at;                  /* latest: newest that is not marked bad */
+    uint64_t value;        /* step or sequence */
+    uint64_t memory_bytes; /* bound for chunks in flight; 0: 128 MiB */
+    unsigned connections;  /* 0: 2 */
+    int fallback; /* with LARDER_AT_LATEST: if the newest turns out damaged (structure), open the one before;
+                     it is told in the info */
+};
+LARDER_API int larder_restore_open(struct larder *c, const struct larder_restore_options *o,
+                                   struct larder_restore **out, struct larder_error *e);
+
+struct larder_restore_info {
+    size_t size;
+    uint64_t step, sequence, server_time_ns, attempt_number;
+    uint32_t world;
+    uint64_t plain_bytes, stored_bytes, fetched_bytes; /* fetched: so far, from the network */
+    uint8_t loader_state[LARDER_STATE_BYTES];
+    size_t loader_state_bytes;
+    uint32_t fell_back; /* how many newer ones were passed over */
+    char fallback_reason[256];
+    char path[128];
+};
+LARDER_API int larder_restore_info(struct larder_restore *r, struct larder_restore_info *out);
+
+/* Tensors over all parts, aliases included, ordered by name. The description's offsets are 0 and lengths the
+ * shape; data is NULL; strings live as long as the handle. */
+LARDER_API size_t larder_restore_tensors(struct larder_restore *r);
+LARDER_API int larder_restore_tensor(struct larder_restore *r, size_t i, struct larder_tensor *out);
+LARDER_API int larder_restore_find(struct larder_restore *r, const char *name, size_t name_bytes,
+                                   struct larder_tensor *out, struct larder_error *e);
+/* "key", "value" by number; -ENOENT past the end. */
+LARDER_API int larder_restore_label(struct larder_restore *r, size_t i, const char **key, const char **value);
+/* Asks for a box of a tensor into t->data with t->strides. Checked strictly: -ENOENT (missing), -EILSEQ
+ * (dtype or shape differ; shape may be left all zero to take what is saved), by name. Nothing is read before
+ * larder_restore_run. */
+LARDER_API int larder_restore_add(struct larder_restore *r, const struct larder_tensor *t,
+                                  struct larder_error *e);
+/* Reads, verifies, decrypts, decompresses and places all that was asked for; each stored chunk is read once.
+ * Damage: goes on with the rest, then -EBADMSG naming the first; larder_restore_damage lists all. Only a box
+ * whose bytes were all good is reported good. */
+LARDER_API int larder_restore_run(struct larder_restore *r, struct larder_error *e);
+struct larder_damage {
+    const char *tensor;
+    uint32_t rank, chunk;
+    const char *text;
+};
+LARDER_API int larder_restore_damage(struct larder_restore *r, size_t i,
+                                     struct larder_damage *out); /* -ENOENT past the end */
+/* Strict report: names that are saved and were not asked for, by number. -ENOENT past the end. */
+LARDER_API int larder_restore_extra(struct larder_restore *r, size_t i, const char **name);
+/* A rank's blob; *p is malloc'ed for the caller. */
+LARDER_API int larder_restore_blob(struct larder_restore *r, uint32_t rank, const char *name, void **p,
+                                   size_t *n, struct larder_error *e);
+LARDER_API int larder_restore_blob_name(struct larder_restore *r, uint32_t rank, size_t i, const char **name,
+                                        uint64_t *bytes);       /* -ENOENT past the end */
+LARDER_API void larder_restore_close(struct larder_restore *r); /* NULL allowed */
+
+/* ---- feeding
+ * ---------------------------------------------------------------------------------------------------- */
+
+struct larder_feed;
+struct larder_batch;
+
+struct larder_feed_options {
+    size_t size;
+    const char *dataset; /* name of an imported dataset, or of a published directory */
+    uint64_t version;    /* 0: latest */
+    uint64_t seed;
+    uint32_t window_shards; /* shuffle window; 0: 8. UINT32_MAX: sequential */
+    uint32_t rank, world;   /* world 0: 1 */
+    uint32_t global_batch;  /* samples over all ranks; must be divisible by world */
+    uint64_t epochs;        /* 0: 1. The feed ends after them */
+    enum {
+        LARDER_LAST_DROP = 0,
+        LARDER_LAST_PAD = 1
+    } last; /* an incomplete last batch of an epoch: dropped, or filled from the epoch's start */
+    enum { LARDER_DAMAGE_FAIL = 0, LARDER_DAMAGE_SKIP = 1 } damage;
+    uint64_t depth_bytes; /* memory for batches ahead, pinned; 0: 64 MiB */
+    unsigned connections; /* 0: 2 */
+    const void *state; /* resume: what larder_feed_state gave, on any number of ranks; NULL: from the start */
+    size_t state_bytes;
+};
+/* Refused with the numbers: a dataset without samples, fewer samples than one global batch, a batch not
+ * divisible by world, a state of another dataset, seed or version. */
+LARDER_API int larder_feed_open(struct larder *c, const struct larder_feed_options *o,
+                                struct larder_feed **out, struct larder_error *e);
+
+struct larder_field {
+    const char *name;
+    const void *data;
+    size_t bytes;
+}; /* data is 256-byte aligned */
+struct larder_sample {
+    const char *key;
+    uint64_t position;
+    uint32_t shard;
+    uint64_t number;
+    uint32_t fields;
+    const struct larder_field *field;
+};
+
+/* The next batch of this rank: 1, 0 at the end of the last epoch, or an error. */
+LARDER_API int larder_feed_next(struct larder_feed *f, int timeout_ms, struct larder_batch **out,
+                                struct larder_error *e);
+LARDER_API size_t larder_batch_samples(const struct larder_batch *b);
+LARDER_API int larder_batch_sample(const struct larder_batch *b, size_t i, struct larder_sample *out);
+LARDER_API const struct larder_field *larder_sample_field(const struct larder_sample *s,
+                                                          const char *name); /* NULL: no such field */
+LARDER_API void larder_batch_release(struct larder_batch *b); /* gives its memory back to the ring */
+
+/* Position after the last batch handed out: valid for any number of ranks. Returns its bytes (<=
+ * LARDER_STATE_BYTES). */
+LARDER_API int larder_feed_state(struct larder_feed *f, uint8_t state[LARDER_STATE_BYTES]);
+
+struct larder_feed_info {
+    size_t size;
+    uint64_t samples, shards, version, batches_per_epoch; /* of the dataset; batches of this feed */
+    uint64_t epoch, position;                             /* position: within the epoch, in global samples */
+    uint64_t samples_out, bytes_out, skipped;
+    uint32_t batches_ready;
+    struct {
+        double network, disk, decode, consumer;
+    } starved_seconds; /* waited by cause; consumer: the feed was full */
+    char path[128];
+};
+LARDER_API int larder_feed_info(struct larder_feed *f, struct larder_feed_info *out);
+LARDER_API void larder_feed_close(struct larder_feed *f); /* NULL allowed; batches must be released before */
+
+/* ---- datasets
+ * ----------------------------------------------------------------------------------------------------- */
+
+enum larder_shard_format {
+    LARDER_SHARD_AUTO = -1,
+    LARDER_SHARD_WHOLE = 0,
+    LARDER_SHARD_TAR = 1,
+    LARDER_SHARD_RECORDS = 2
+};
+struct larder_import_options {
+    size_t size;
+    const char *dataset;
+    const char *const *files; /* NULL-terminated paths, in order: one shard each, named by its base name */
+    enum larder_shard_format format;
+    uint64_t record_bytes;
+    const char *const *labels; /* as for saves */
+    enum larder_compression compression;
+    void (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_total,
+                     const char *file); /* may be NULL */
+    void *progress_arg;
+};
+/* Encrypts and sends; one commit makes the version exist. *version: the new version (sequence). */
+LARDER_API int larder_dataset_import(struct larder *c, const struct larder_import_options *o,
+                                     uint64_t *version, struct larder_error *e);
+
+struct larder_shard_info {
+    const char *name;
+    uint64_t bytes, samples;
+};
+struct larder_dataset; /* an opened version */
+LARDER_API int larder_dataset_open(struct larder *c, const char *dataset, uint64_t version,
+                                   struct larder_dataset **out, struct larder_error *e);
+LARDER_API uint64_t larder_dataset_version(struct larder_dataset *d);
+LARDER_API size_t larder_dataset_shards(struct larder_dataset *d);
+LARDER_API int larder_dataset_shard(struct larder_dataset *d, size_t i, struct larder_shard_info *out);
+/* Bytes of a shard, verified and decrypted; returns how many (fewer only at its end). */
+LARDER_API int64_t larder_dataset_read(struct larder_dataset *d, size_t shard, uint64_t offset, void *p,
+                                       size_t n, struct larder_error *e);
+LARDER_API void larder_dataset_close(struct larder_dataset *d);
+
+/* ---- administration
+ * ------------------------------------------------------------------------------------------------ */
+
+enum larder_kind { LARDER_CHECKPOINTS = 1, LARDER_DATASETS = 2 };
+
+struct larder_run_info {
+    const char *name;
+    uint8_t run_id[LARDER_ID_BYTES];
+    uint32_t commits;
+    uint64_t latest_sequence, latest_step, stored_bytes, created_ns;
+    uint32_t key_epoch; /* newest KEK epoch that its key is wrapped under */
+    int published;      /* a plain directory; then commits 0, key_epoch 0 */
+};
+/* Called per entry until it returns non-zero, which then is returned. Strings are valid during the call. */
+LARDER_API int larder_run_list(struct larder *c, enum larder_kind kind,
+                               int (*each)(void *arg, const struct larder_run_info *r), void *arg,
+                               struct larder_error *e);
+
+enum larder_commit_state {
+    LARDER_COMMIT_GOOD = 1,
+    LARDER_COMMIT_BAD = 2,
+    LARDER_COMMIT_PENDING = 3,
+    LARDER_COMMIT_ABANDONED = 4
+};
+struct larder_commit_info {
+    uint64_t step, sequence, attempt_number;
+    enum larder_commit_state state;
+    int pinned;
+    uint32_t world, parts; /* parts < world: still pending or abandoned */
+    uint64_t plain_bytes, stored_bytes, server_time_ns;
+    const char *reason; /* why bad, abandoned or pinned */
+    const char *labels; /* "key=value, key=value" */
+};
+LARDER_API int larder_commit_list(struct larder *c, enum larder_kind kind, const char *run, int with_pending,
+                                  int (*each)(void *arg, const struct larder_commit_info *i), void *arg,
+                                  struct larder_error *e);
+
+enum larder_mark { LARDER_PIN = 1, LARDER_UNPIN = 2, LARDER_MARK_BAD = 3, LARDER_MARK_GOOD = 4 };
+LARDER_API int larder_mark(struct larder *c, enum larder_kind kind, const char *run, uint64_t sequence,
+                           enum larder_mark mark, const char *reason, struct larder_error *e);
+
+struct larder_prune_options {
+    size_t size;
+    enum larder_kind kind;
+    const char *run;
+    uint32_t keep_last;     /* newest N; 0: rule unused */
+    uint64_t keep_every;    /* steps that are multiples of it; 0: unused */
+    uint64_t keep_within_s; /* younger than that; 0: unused */
+    int execute;            /* 0: plan only */
+    const uint8_t *plan; /* 32 bytes: digest of the plan that a person has seen; executing another is -EBUSY.
+                            NULL: no check */
+};
+struct larder_prune_item {
+    uint64_t step, sequence, stored_bytes, server_time_ns;
+    int remove; /* planned (or done) */
+    int removed;
+    const char *reason; /* "last 3", "pinned", "older than the rules keep", "superseded by sequence 9", ... */
+};
+LARDER_API int larder_prune(struct larder *c, const struct larder_prune_options *o,
+                            int (*each)(void *arg, const struct larder_prune_item *i), void *arg,
+                            uint8_t plan[32], uint64_t *freed_bytes, struct larder_error *e);
+
+enum larder_verify_level {
+    LARDER_VERIFY_STRUCTURE = 1,
+    LARDER_VERIFY_SCRUB = 2 /* both on the server, no key */,
+    LARDER_VERIFY_DEEP = 3 /* fetched, decrypted, decoded here */
+};
+struct larder_finding {
+    const char *object; /* segment or record */
+    uint64_t sequence, step, offset, bytes;
+    uint32_t rank;
+    int64_t chunk;             /* -1: not a chunk */
+    const char *tensor;        /* deep only; else NULL */
+    struct larder_error error; /* LARDER_OK: this object is good */
+};
+/* run NULL: all of the tenant. sequence 0: all of the run. Returns the number of damaged objects, or an
+ * error. */
+LARDER_API int64_t larder_verify(struct larder *c, enum larder_kind kind, const char *run, uint64_t sequence,
+                                 enum larder_verify_level level,
+                                 int (*each)(void *arg, const struct larder_finding *f), void *arg,
+                                 struct larder_error *e);
+
+/* JSON object; malloc'ed. */
+LARDER_API int larder_status(struct larder *c, char **json, struct larder_error *e);
+
+struct larder_tenant_info {
+    const char *name;
+    uint64_t quota_bytes, used_bytes;
+    uint32_t weight, runs, datasets;
+    const char *residency;
+};
+LARDER_API int larder_tenant_add(struct larder *c, const char *name, uint64_t quota_bytes, uint32_t weight,
+                                 const char *residency, struct larder_error *e);
+LARDER_API int larder_tenant_list(struct larder *c,
+                                  int (*each)(void *arg, const struct larder_tenant_info *t), void *arg,
+                                  struct larder_error *e);
+
+/* Wraps the key of every run and dataset of the tenant under the newest KEK of the credential file (which
+ * must hold the older ones too); with drop_old the older envelopes go. No data is written. *runs: how many
+ * were rewrapped. */
+LARDER_API int larder_key_rotate(struct larder *c, int drop_old, uint64_t *runs, struct larder_error *e);
+/* Destroys a run: its envelopes first, which erases it, then everything else. */
+LARDER_API int larder_run_destroy(struct larder *c, enum larder_kind kind, const char *run,
+                                  struct larder_error *e);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
