@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One connection to the server with a thread of its own that does all its I/O. Any thread may call. A lost
+ * connection is made again in the background for reconnect_ms; what was in flight fails with ERR_NETWORK and
+ * may be asked again (every request of the protocol may be repeated).
+ */
+#ifndef LARDER_CONN_H
+#define LARDER_CONN_H
+
+#include "format/base/cursor.h"
+#include "format/base/err.h"
+#include "format/base/list.h"
+#include "format/wire.h"
+
+struct conn;
+struct conn_options;
+struct channel_config;
+
+struct conn_options {
+    const char *host, *port;
+    struct channel_config *config; /* a reference is taken */
+    unsigned connect_timeout_ms, request_timeout_ms, reconnect_ms;
+};
+
+struct conn_hello { /* what the server said of itself and of us */
+    uint64_t features, server_time_ns;
+    struct id store_id;
+    char tenant[TENANT_NAME_BYTES_MAX + 1], software[64];
+    enum client_role role;
+};
+
+/* Connects, authenticates and exchanges hello before it returns. */
+must_check int conn_open(const struct conn_options *o, struct conn **out, struct err *e);
+/* Fails what is in flight with ERR_CANCELLED and joins the thread. NULL allowed. */
+void conn_close(struct conn *c);
+void conn_hello(struct conn *c, struct conn_hello *out);
+
+/* A request under way. The submitter owns it until `done` ran (on the connection's thread: must be short and
+ * not block). message and tail are copied by conn_submit before it returns. */
+struct call {
+    /* Set by the submitter. */
+    uint16_t opcode;
+    uint32_t timeout_ms; /* 0: the connection's request_timeout_ms. Streams: between two frames, not counted
+                            while credit is 0 */
+    /* Each frame of a streamed answer but the last: message and tail stand one behind the other in `payload`.
+     * NULL if not a stream. Returning a negative errno (with e filled) cancels the call. */
+    int (*more)(struct call *call, const uint8_t *payload, size_t n, struct err *e);
+    void (*done)(struct call *call);
+    /* The answer, when done runs. */
+    struct err err;   /* class ERR_NONE: good */
+    uint8_t *payload; /* of the last frame; malloc'ed; call_free releases it */
+    size_t payload_bytes;
+    /* Private. */
+    struct list link;
+    uint64_t id, deadline_ms;
+    int64_t credit;
+};
+void conn_submit(struct conn *c, struct call *call, struct slice message, struct slice tail);
+void conn_cancel(struct conn *c, struct call *call);                 /* done follows soon */
+void conn_credit(struct conn *c, struct call *call, uint64_t bytes); /* OP_CREDIT; callable from `more` */
+void call_free(struct call *call);                                   /* the payload */
+
+/* Submits and waits: 0, or a negative errno with e filled. *reply (may be NULL) is a cursor over payload
+ * memory of `call`, which the caller frees with call_free. Network losses are retried until reconnect_ms has
+ * passed. */
+must_check int conn_call(struct conn *c, uint16_t opcode, struct slice message, struct slice tail,
+                         uint32_t timeout_ms, struct call *call, struct rcur *reply, struct err *e);
+
+#endif

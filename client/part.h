@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Parts as they are stored: reading and writing one segment. Restore, datasets and feeds read through part_*;
+ * saves and imports write through part_writer_*.
+ */
+#ifndef LARDER_PART_H
+#define LARDER_PART_H
+
+#include "client/client.h"
+#include "format/index.h"
+#include "format/seal.h"
+#include "format/segment.h"
+
+/* An opened segment: header checked against the commit record, index verified (digest, trailer tag) and
+ * opened. Immutable; any thread. */
+struct part;
+must_check int part_open(struct larder *c, struct conn *conn, const struct run *run,
+                         const struct commit *commit, uint32_t rank, struct part **out, struct err *e);
+/* All parts of a commit, several at once; parts has commit->world places. On failure none is left open. */
+must_check int part_open_all(struct larder *c, struct conn *conn, const struct run *run,
+                             const struct commit *commit, struct part **parts, struct err *e);
+void part_close(struct part *p);
+const struct index_private *part_index(const struct part *p);
+const struct chunk_entry *part_chunks(const struct part *p, uint32_t *count);
+const struct segment_header *part_header(const struct part *p);
+
+/* Per-thread scratch for opening and decoding. */
+struct part_scratch;
+must_check struct part_scratch *part_scratch_create(void);
+void part_scratch_free(struct part_scratch *s);
+/* Checksum, seal, codec, plain hash: stored bytes of chunk `number` into plain_bytes at out. ERR_CORRUPT
+ * naming part and chunk. stored may be overwritten. */
+must_check int part_decode(const struct part *p, struct part_scratch *s, uint32_t number, void *stored,
+                           void *out, struct err *e);
+
+enum part_class { PART_RESTORE = 1, PART_FEED = 2 }; /* as in msg_read */
+/* Fetches stored chunks (by number, ascending; neighbours are coalesced into one range) of one part: calls
+ * `chunk` in order, on the connection's thread, with memory that is valid only during the call (copy it, or
+ * decode there if small). At most window_bytes are on the way. Blocks until all came or one failed. A chunk
+ * that stores nothing (CODEC_ZERO) comes with n = 0. */
+must_check int part_fetch(const struct part *p, struct conn *conn, enum part_class class,
+                          const uint32_t *numbers, uint32_t count, uint64_t window_bytes,
+                          int (*chunk)(void *arg, uint32_t number, uint8_t *stored, size_t n, struct err *e),
+                          void *arg, struct err *e);
+
+/* Writing. Chunks are given plain, in any order, from any thread; they are compressed and sealed on the
+ * calling thread and sent in the background with bounded memory. */
+struct part_writer;
+struct part_writer_options {
+    struct larder *client;
+    struct conn *conn;
+    const struct run *run;
+    uint64_t step;
+    struct id attempt;
+    uint32_t rank, world, chunks;
+    uint64_t plain_bytes; /* for the reservation */
+    enum codec_level level;
+    unsigned verify_percent;
+    uint64_t in_flight_bytes; /* sent and not answered; 0: 32 MiB */
+};
+must_check int part_writer_create(const struct part_writer_options *o, struct part_writer **out,
+                                  struct err *e);
+/* Blocks while in_flight_bytes are under way. Fails with the first error of any chunk. */
+must_check int part_writer_chunk(struct part_writer *w, struct part_scratch *s, uint32_t number,
+                                 enum dtype dtype, const void *plain, uint32_t plain_bytes, struct err *e);
+/* All chunks were given: waits for them, sends index and trailer, seals. x: tensors, aliases, blobs (plain
+ * hashes are the writer's). Fills what join needs. */
+must_check int part_writer_seal(struct part_writer *w, struct index_private *x, struct commit_part *out,
+                                struct err *e);
+void part_writer_progress(struct part_writer *w, uint64_t *plain, uint64_t *stored, uint64_t *sent,
+                          uint32_t *chunks_sent); /* any thread */
+void part_writer_free(struct part_writer *w);     /* discards the segment on the server unless sealed */
+
+#endif
