@@ -17,6 +17,7 @@
 #ifndef LARDER_INDEX_H
 #define LARDER_INDEX_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "format/base/cursor.h"
@@ -62,6 +63,9 @@ struct tensor {
     uint64_t bytes; /* of the box */
     uint32_t first_chunk;
     uint32_t offset; /* within first_chunk */
+    /* XXH3-128 of the box's bytes, where it is small (see above): what shows that two ranks hold the same.
+     * Ignored, and written as zero, for a large tensor: there the plain hashes of its chunks tell. */
+    struct hash128 plain_hash;
 };
 
 struct alias {
@@ -100,10 +104,16 @@ void index_private_free(struct index_private *x);
  * before a save and after decoding. Errors name the tensor. */
 must_check int tensor_check(const struct tensor *t, uint64_t *bytes, struct err *e);
 
-/* Do the boxes of all parts tile each tensor's global shape, agree on dtype and shape, and overlap only with
- * equal plain hashes? parts[i] came from rank i (chunk tables in chunks[i]). ERR_MISMATCH naming tensor,
- * ranks and boxes. */
-must_check int index_check_set(const struct index_private *parts, const struct chunk_entry *const *chunks,
-                               uint32_t world, struct err *e);
+/* Is a tensor (or blob) of so many bytes cut into chunks of its own? */
+static inline bool index_large(uint64_t bytes)
+{
+    return bytes > CHUNK_PLAIN_BYTES_MAX / 4;
+}
+
+/* The parts of one checkpoint, parts[i] from rank i: does every name have one dtype and one global shape, do
+ * the boxes of all parts tile it without a gap, and do boxes overlap only where they are the same box with
+ * the same bytes? Do aliases name the same tensor wherever they appear? ERR_MISMATCH naming tensor, ranks and
+ * boxes. Blobs belong to their rank and are not compared. Near-linear in the number of tensors. */
+must_check int index_check_set(const struct index_private *parts, uint32_t world, struct err *e);
 
 #endif

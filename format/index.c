@@ -1,0 +1,579 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Encoding and decoding of the index. The check over all parts of a checkpoint is in index_set.c.
+ *
+ * The private part is authenticated before it is decoded here, yet nothing is taken on trust: a count is
+ * bounded by the bytes that are left before memory is taken for it.
+ */
+#include "format/index.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "format/base/utf8.h"
+#include "format/version.h"
+
+#define UNSIGNED(x) ((unsigned long long)(x))
+
+/* Chunk entry. */
+enum {
+    C_OFFSET = 0,
+    C_STORED = 8,
+    C_PLAIN = 12,
+    C_CODEC = 16,
+    C_DTYPE = 17,
+    C_RESERVED = 18,
+    C_HASH = 24,
+};
+static_assert(C_HASH + HASH128_BYTES == CHUNK_ENTRY_BYTES, "40 bytes");
+
+/* Head of the public part. */
+enum {
+    P_CHECKSUM = 0, /* XXH3-64 of all of the public part behind it */
+    P_MAGIC = 8,
+    P_VERSION = 16,
+    P_COUNT = 20,
+    P_RESERVED = 24,
+    PUBLIC_HEAD_BYTES = 32,
+};
+static const char public_magic[8] = {'L', 'A', 'R', 'D', 'I', 'N', 'D', 'X'};
+
+/* Fewest bytes that an item of the private part takes: bounds the counts. */
+enum {
+    PRIVATE_HEAD_BYTES = 24,
+    TENSOR_BYTES_MIN = 2 + 1 + 1 + 1 + 4 + 4 + HASH128_BYTES,
+    ALIAS_BYTES_MIN = 2 + 1 + 4,
+    BLOB_BYTES_MIN = 2 + 1 + 8 + 4 + 4,
+};
+
+void chunk_entry_encode(const struct chunk_entry *c, uint8_t out[CHUNK_ENTRY_BYTES])
+{
+    memset(out, 0, CHUNK_ENTRY_BYTES);
+    le64_put(out + C_OFFSET, c->offset);
+    le32_put(out + C_STORED, c->stored_bytes);
+    le32_put(out + C_PLAIN, c->plain_bytes);
+    out[C_CODEC] = c->codec;
+    out[C_DTYPE] = c->dtype;
+    memcpy(out + C_HASH, &c->stored_hash, HASH128_BYTES);
+}
+
+static int chunk_entry_check(const struct chunk_entry *c, uint32_t number, struct err *e)
+{
+    static const struct hash128 none;
+    if (c->codec >= CODEC_COUNT)
+        return err_set(e, ERR_CORRUPT, "chunk %u: codec %u; expected one below %d", number, c->codec,
+                       CODEC_COUNT);
+    if (!dtype_known(c->dtype))
+        return err_set(e, ERR_CORRUPT, "chunk %u: dtype %u is not one that this build knows", number,
+                       c->dtype);
+    if (c->plain_bytes == 0 || c->plain_bytes > CHUNK_PLAIN_BYTES_MAX)
+        return err_set(e, ERR_CORRUPT, "chunk %u: %u plain bytes; expected 1 to %u", number, c->plain_bytes,
+                       CHUNK_PLAIN_BYTES_MAX);
+    if (c->stored_bytes > CHUNK_STORED_BYTES_MAX)
+        return err_set(e, ERR_CORRUPT, "chunk %u: %u stored bytes; at most %u are possible", number,
+                       c->stored_bytes, CHUNK_STORED_BYTES_MAX);
+    if ((c->stored_bytes == 0) != (c->codec == CODEC_ZERO))
+        return err_set(e, ERR_CORRUPT,
+                       "chunk %u: codec %s with %u stored bytes; only \"zero\" stores nothing", number,
+                       codec_name(c->codec), c->stored_bytes);
+    if (c->stored_bytes == 0 && (c->offset != 0 || memcmp(&c->stored_hash, &none, sizeof none) != 0))
+        return err_set(e, ERR_CORRUPT, "chunk %u: stores nothing, yet has an offset or a hash", number);
+    if (c->stored_bytes > 0 &&
+        (c->offset < BLOCK_BYTES || c->offset % BLOCK_BYTES != 0 || c->offset > SEGMENT_BYTES_MAX))
+        return err_set(e, ERR_CORRUPT, "chunk %u: offset %llu; expected a multiple of %u from %u on", number,
+                       UNSIGNED(c->offset), BLOCK_BYTES, BLOCK_BYTES);
+    return 0;
+}
+
+int chunk_entry_decode(const uint8_t in[CHUNK_ENTRY_BYTES], uint32_t number, struct chunk_entry *out,
+                       struct err *e)
+{
+    struct chunk_entry c = {
+        .offset = le64_get(in + C_OFFSET),
+        .stored_bytes = le32_get(in + C_STORED),
+        .plain_bytes = le32_get(in + C_PLAIN),
+        .codec = in[C_CODEC],
+        .dtype = in[C_DTYPE],
+    };
+    memcpy(&c.stored_hash, in + C_HASH, HASH128_BYTES);
+    for (size_t i = C_RESERVED; i < C_HASH; i++)
+        if (in[i] != 0)
+            return err_set(e, ERR_CORRUPT, "chunk %u: reserved byte %zu of its entry is not zero", number, i);
+    int r = chunk_entry_check(&c, number, e);
+    if (r == 0)
+        *out = c;
+    return r;
+}
+
+int index_public_encode(const struct chunk_entry *chunks, uint32_t count, struct buf *out, struct err *e)
+{
+    if (count > SEGMENT_CHUNKS_MAX)
+        return err_set(e, ERR_LIMIT, "%u chunks in one segment; at most %u are possible", count,
+                       SEGMENT_CHUNKS_MAX);
+    size_t start = out->n, bytes = PUBLIC_HEAD_BYTES + (size_t)count * CHUNK_ENTRY_BYTES;
+    buf_zeros(out, bytes);
+    int r = buf_end(out, "the chunk table", e);
+    if (r < 0)
+        return r;
+    uint8_t *p = out->p + start;
+    memcpy(p + P_MAGIC, public_magic, sizeof public_magic);
+    le32_put(p + P_VERSION, SEGMENT_VERSION);
+    le32_put(p + P_COUNT, count);
+    for (uint32_t i = 0; i < count; i++) {
+        r = chunk_entry_check(&chunks[i], i, e);
+        if (r < 0)
+            return r;
+        chunk_entry_encode(&chunks[i], p + PUBLIC_HEAD_BYTES + (size_t)i * CHUNK_ENTRY_BYTES);
+    }
+    le64_put(p + P_CHECKSUM, hash64(p + P_MAGIC, bytes - P_MAGIC));
+    return 0;
+}
+
+static int public_head_check(const uint8_t *p, size_t n, uint32_t *count, struct err *e)
+{
+    if (n < PUBLIC_HEAD_BYTES || memcmp(p + P_MAGIC, public_magic, sizeof public_magic) != 0)
+        return err_set(e, ERR_CORRUPT,
+                       "chunk table: %zu bytes that do not begin with a head of %d bytes and magic \"%.8s\"",
+                       n, PUBLIC_HEAD_BYTES, public_magic);
+    if (le32_get(p + P_VERSION) != SEGMENT_VERSION)
+        return err_set(e, ERR_VERSION, "chunk table: version %u, this build knows %u only",
+                       le32_get(p + P_VERSION), SEGMENT_VERSION);
+    if (le64_get(p + P_CHECKSUM) != hash64(p + P_MAGIC, n - P_MAGIC))
+        return err_set(e, ERR_CORRUPT,
+                       "chunk table: its checksum does not match its %zu bytes; it is damaged", n);
+    *count = le32_get(p + P_COUNT);
+    if (*count > SEGMENT_CHUNKS_MAX || n != PUBLIC_HEAD_BYTES + (size_t)*count * CHUNK_ENTRY_BYTES)
+        return err_set(e, ERR_CORRUPT, "chunk table: %u chunks do not fit its %zu bytes", *count, n);
+    if (le64_get(p + P_RESERVED) != 0)
+        return err_set(e, ERR_CORRUPT, "chunk table: reserved bytes at offset %d are not zero", P_RESERVED);
+    return 0;
+}
+
+int index_public_decode(const void *p, size_t n, uint64_t data_end, struct chunk_entry **chunks,
+                        uint32_t *count, struct err *e)
+{
+    const uint8_t *in = p;
+    uint32_t found = 0;
+    int r = public_head_check(in, n, &found, e);
+    if (r < 0)
+        return r;
+    struct chunk_entry *table = malloc((found + 1ull) * sizeof *table);
+    if (!table)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a table of %u chunks", found);
+    uint64_t used = BLOCK_BYTES; /* the header */
+    for (uint32_t i = 0; r == 0 && i < found; i++) {
+        r = chunk_entry_decode(in + PUBLIC_HEAD_BYTES + (size_t)i * CHUNK_ENTRY_BYTES, i, &table[i], e);
+        if (r < 0 || table[i].stored_bytes == 0)
+            continue;
+        uint64_t end = table[i].offset + table[i].stored_bytes; /* < 2^45: both were checked */
+        if (table[i].offset < used || end > data_end)
+            r = err_set(e, ERR_CORRUPT,
+                        "chunk %u: stored at %llu to %llu; expected behind %llu and before the index at %llu",
+                        i, UNSIGNED(table[i].offset), UNSIGNED(end), UNSIGNED(used), UNSIGNED(data_end));
+        used = end;
+    }
+    if (r < 0) {
+        free(table);
+        return r;
+    }
+    *chunks = table;
+    *count = found;
+    return 0;
+}
+
+static int name_check(struct slice name, size_t max, const char *what, struct err *e)
+{
+    char q[160];
+    if (name.n == 0 || name.n > max)
+        return err_set(e, ERR_INVALID, "%s \"%s\": its name has %zu bytes; 1 to %zu are allowed", what,
+                       err_quote(q, sizeof q, name.p, name.n), name.n, max);
+    if (!utf8_valid(name.p, name.n))
+        return err_set(e, ERR_INVALID, "%s \"%s\": its name holds a NUL or is not UTF-8; rename it", what,
+                       err_quote(q, sizeof q, name.p, name.n));
+    return 0;
+}
+
+/* Number of elements of a shape: 0 if any length is 0, whatever the others are. */
+static bool elements_of(const uint64_t *lengths, uint32_t dims, uint64_t *elements)
+{
+    uint64_t n = 1;
+    bool fits = true;
+    for (uint32_t i = 0; i < dims; i++) {
+        if (lengths[i] == 0) {
+            *elements = 0;
+            return true;
+        }
+        fits = fits && !mul_overflows(n, lengths[i], &n);
+    }
+    *elements = n;
+    return fits;
+}
+
+static int tensor_box_check(const struct tensor *t, const char *name, struct err *e)
+{
+    for (uint32_t i = 0; i < t->dims; i++) {
+        uint64_t end;
+        if (add_overflows(t->offsets[i], t->lengths[i], &end) || end > t->shape[i])
+            return err_set(
+                e, ERR_INVALID,
+                "tensor \"%s\": its box goes from %llu for %llu in dimension %u, which has %llu only", name,
+                UNSIGNED(t->offsets[i]), UNSIGNED(t->lengths[i]), i, UNSIGNED(t->shape[i]));
+    }
+    unsigned pack = dtype_pack(t->dtype);
+    if (pack == 1)
+        return 0;
+    uint32_t last = t->dims - 1;
+    if (t->dims == 0 || t->shape[last] % pack != 0 || t->offsets[last] % pack != 0 ||
+        t->lengths[last] % pack != 0)
+        return err_set(
+            e, ERR_INVALID,
+            "tensor \"%s\": %s packs %u elements together, so its last dimension must be a multiple "
+            "of %u in shape, offset and length",
+            name, dtype_name(t->dtype), pack, pack);
+    return 0;
+}
+
+int tensor_check(const struct tensor *t, uint64_t *bytes, struct err *e)
+{
+    char name[160];
+    int r = name_check(t->name, TENSOR_NAME_BYTES_MAX, "tensor", e);
+    if (r < 0)
+        return r;
+    if (!dtype_known(t->dtype) || t->dims > TENSOR_DIMS_MAX)
+        return err_set(e, ERR_INVALID,
+                       "tensor \"%s\": dtype %u with %u dimensions; expected a known dtype and "
+                       "at most %u dimensions",
+                       err_quote(name, sizeof name, t->name.p, t->name.n), (unsigned)t->dtype, t->dims,
+                       TENSOR_DIMS_MAX);
+    err_quote(name, sizeof name, t->name.p, t->name.n);
+    r = tensor_box_check(t, name, e);
+    if (r < 0)
+        return r;
+    /* The global shape must be countable too: sums over all parts rely on it. */
+    uint64_t global, elements, global_bytes;
+    if (!elements_of(t->shape, t->dims, &global) || !elements_of(t->lengths, t->dims, &elements) ||
+        dtype_bytes(t->dtype, global, &global_bytes, NULL) < 0 ||
+        dtype_bytes(t->dtype, elements, bytes, NULL) < 0)
+        return err_set(e, ERR_LIMIT, "tensor \"%s\": its shape holds more bytes than 64 bits can count",
+                       name);
+    return 0;
+}
+
+/* Are `bytes` bytes of width `dtype`, said to lie at (first, offset), really there? */
+static int place_check(uint64_t bytes, enum dtype dtype, uint32_t first, uint32_t offset,
+                       const struct chunk_entry *chunks, uint32_t count, struct err *e)
+{
+    if (bytes == 0)
+        return first == 0 && offset == 0
+                   ? 0
+                   : err_set(e, ERR_CORRUPT, "has no bytes, yet a place in chunk %u", first);
+    uint64_t need = index_large(bytes) ? (bytes - 1) / CHUNK_PLAIN_BYTES_MAX + 1 : 1;
+    if (first >= count || need > count - first)
+        return err_set(e, ERR_CORRUPT, "lies in %llu chunks from %u on, and there are %u", UNSIGNED(need),
+                       first, count);
+    for (uint64_t i = first; i < first + need; i++)
+        if (dtype_bits(chunks[i].dtype) != dtype_bits(dtype))
+            return err_set(e, ERR_CORRUPT, "is %s, and lies in chunk %llu of %s", dtype_name(dtype),
+                           UNSIGNED(i), dtype_name(chunks[i].dtype));
+    if (!index_large(bytes)) {
+        if ((uint64_t)offset + bytes > chunks[first].plain_bytes)
+            return err_set(e, ERR_CORRUPT, "ends at byte %llu of chunk %u, which has %u",
+                           UNSIGNED(offset + bytes), first, chunks[first].plain_bytes);
+        return 0;
+    }
+    if (offset != 0)
+        return err_set(e, ERR_CORRUPT, "has chunks of its own, yet begins at byte %u of the first", offset);
+    for (uint64_t i = 0, left = bytes; i < need; i++) {
+        uint32_t want = left < CHUNK_PLAIN_BYTES_MAX ? (uint32_t)left : CHUNK_PLAIN_BYTES_MAX;
+        if (chunks[first + i].plain_bytes != want)
+            return err_set(e, ERR_CORRUPT, "needs %u bytes in chunk %llu, which has %u", want,
+                           UNSIGNED(first + i), chunks[first + i].plain_bytes);
+        left -= want;
+    }
+    return 0;
+}
+
+/* A set of names, open addressing, at most half full; slots hold the number of a name plus one. */
+struct names {
+    uint32_t *slots;
+    size_t mask;
+    const struct slice **items;
+    uint32_t count;
+};
+
+static int names_create(struct names *s, size_t most, struct err *e)
+{
+    size_t size = 16;
+    while (size < 2 * most)
+        size *= 2;
+    s->slots = calloc(size, sizeof *s->slots);
+    s->items = malloc((most + 1) * sizeof *s->items);
+    s->mask = size - 1;
+    s->count = 0;
+    return s->slots && s->items ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for a set of %zu names", most);
+}
+
+static void names_free(struct names *s)
+{
+    free(s->slots);
+    free(s->items);
+}
+
+/* Keeps a pointer to name. ERR_INVALID if it is there already. */
+static int names_add(struct names *s, const struct slice *name, const char *what, struct err *e)
+{
+    size_t i = hash64(name->p, name->n) & s->mask;
+    for (; s->slots[i]; i = (i + 1) & s->mask)
+        if (slice_eq(*s->items[s->slots[i] - 1], *name)) {
+            char q[160];
+            return err_set(e, ERR_INVALID, "%s \"%s\": the name is used twice in one part", what,
+                           err_quote(q, sizeof q, name->p, name->n));
+        }
+    s->items[s->count++] = name;
+    s->slots[i] = s->count;
+    return 0;
+}
+
+/* Names of tensors and aliases are one space, those of blobs another. */
+static int names_check(const struct index_private *x, struct err *e)
+{
+    struct names tensors = {0}, blobs = {0};
+    int r = names_create(&tensors, (size_t)x->tensor_count + x->alias_count, e);
+    if (r == 0)
+        r = names_create(&blobs, x->blob_count, e);
+    for (uint32_t i = 0; r == 0 && i < x->tensor_count; i++)
+        r = names_add(&tensors, &x->tensors[i].name, "tensor", e);
+    for (uint32_t i = 0; r == 0 && i < x->alias_count; i++) {
+        r = name_check(x->aliases[i].name, TENSOR_NAME_BYTES_MAX, "alias", e);
+        if (r == 0)
+            r = names_add(&tensors, &x->aliases[i].name, "alias", e);
+        if (r == 0 && x->aliases[i].tensor >= x->tensor_count)
+            r = err_set(e, ERR_INVALID, "alias %u names tensor %u; there are %u", i, x->aliases[i].tensor,
+                        x->tensor_count);
+    }
+    for (uint32_t i = 0; r == 0 && i < x->blob_count; i++) {
+        r = name_check(x->blobs[i].name, NAME_BYTES_MAX, "blob", e);
+        if (r == 0)
+            r = names_add(&blobs, &x->blobs[i].name, "blob", e);
+    }
+    names_free(&tensors);
+    names_free(&blobs);
+    return r;
+}
+
+static int counts_check(const struct index_private *x, struct err *e)
+{
+    if (x->tensor_count > TENSORS_MAX || x->alias_count > TENSORS_MAX || x->blob_count > BLOBS_MAX ||
+        x->chunk_count > SEGMENT_CHUNKS_MAX)
+        return err_set(
+            e, ERR_LIMIT,
+            "part of %u tensors, %u aliases, %u blobs and %u chunks; at most %u, %u, %u and %u are "
+            "possible: save it in several parts",
+            x->tensor_count, x->alias_count, x->blob_count, x->chunk_count, TENSORS_MAX, TENSORS_MAX,
+            BLOBS_MAX, SEGMENT_CHUNKS_MAX);
+    return 0;
+}
+
+static void tensor_put(struct buf *b, const struct tensor *t)
+{
+    static const struct hash128 none;
+    buf_put16(b, t->name);
+    buf_u8(b, (uint8_t)t->dtype);
+    buf_u8(b, (uint8_t)t->dims);
+    for (uint32_t i = 0; i < t->dims; i++) {
+        buf_u64(b, t->shape[i]);
+        buf_u64(b, t->offsets[i]);
+        buf_u64(b, t->lengths[i]);
+    }
+    buf_u32(b, t->first_chunk);
+    buf_u32(b, t->offset);
+    buf_put(b, index_large(t->bytes) || t->bytes == 0 ? &none : &t->plain_hash, HASH128_BYTES);
+}
+
+static void private_put(struct buf *b, const struct index_private *x)
+{
+    buf_u32(b, SEGMENT_VERSION);
+    buf_u32(b, x->chunk_count);
+    buf_u32(b, x->tensor_count);
+    buf_u32(b, x->alias_count);
+    buf_u32(b, x->blob_count);
+    buf_u32(b, 0);
+    for (uint32_t i = 0; i < x->chunk_count; i++)
+        buf_put(b, &x->plain_hashes[i], HASH128_BYTES);
+    for (uint32_t i = 0; i < x->tensor_count; i++)
+        tensor_put(b, &x->tensors[i]);
+    for (uint32_t i = 0; i < x->alias_count; i++) {
+        buf_put16(b, x->aliases[i].name);
+        buf_u32(b, x->aliases[i].tensor);
+    }
+    for (uint32_t i = 0; i < x->blob_count; i++) {
+        buf_put16(b, x->blobs[i].name);
+        buf_u64(b, x->blobs[i].bytes);
+        buf_u32(b, x->blobs[i].first_chunk);
+        buf_u32(b, x->blobs[i].offset);
+    }
+}
+
+int index_private_encode(const struct index_private *x, struct buf *out, struct err *e)
+{
+    int r = counts_check(x, e);
+    for (uint32_t i = 0; r == 0 && i < x->tensor_count; i++) {
+        uint64_t bytes;
+        r = tensor_check(&x->tensors[i], &bytes, e);
+        check(r < 0 || bytes == x->tensors[i].bytes);
+    }
+    if (r == 0)
+        r = names_check(x, e);
+    if (r < 0)
+        return r;
+    size_t start = out->n;
+    private_put(out, x);
+    r = buf_end(out, "the index", e);
+    if (r == 0 && out->n - start > INDEX_BYTES_MAX)
+        r = err_set(e, ERR_LIMIT, "index of %zu bytes; at most %u are possible: save it in several parts",
+                    out->n - start, INDEX_BYTES_MAX);
+    return r;
+}
+
+static void tensor_take(struct rcur *c, struct tensor *t)
+{
+    t->name = rcur_take16(c);
+    t->dtype = rcur_u8(c);
+    t->dims = rcur_u8(c);
+    if (t->dims > TENSOR_DIMS_MAX) {
+        c->failed = true;
+        return;
+    }
+    for (uint32_t i = 0; i < t->dims; i++) {
+        t->shape[i] = rcur_u64(c);
+        t->offsets[i] = rcur_u64(c);
+        t->lengths[i] = rcur_u64(c);
+    }
+    t->first_chunk = rcur_u32(c);
+    t->offset = rcur_u32(c);
+    rcur_copy(c, &t->plain_hash, HASH128_BYTES);
+}
+
+static int head_take(struct rcur *c, uint32_t chunk_count, struct index_private *x, struct err *e)
+{
+    uint32_t version = rcur_u32(c);
+    x->chunk_count = rcur_u32(c);
+    x->tensor_count = rcur_u32(c);
+    x->alias_count = rcur_u32(c);
+    x->blob_count = rcur_u32(c);
+    rcur_zeros(c, 4);
+    if (!c->failed && version != SEGMENT_VERSION)
+        return err_set(e, ERR_VERSION, "index: version %u, this build knows %u only", version,
+                       SEGMENT_VERSION);
+    if (c->failed || x->chunk_count != chunk_count || counts_check(x, NULL) < 0 ||
+        (uint64_t)x->chunk_count * HASH128_BYTES + (uint64_t)x->tensor_count * TENSOR_BYTES_MIN +
+                (uint64_t)x->alias_count * ALIAS_BYTES_MIN + (uint64_t)x->blob_count * BLOB_BYTES_MIN >
+            c->left)
+        return err_set(e, ERR_CORRUPT,
+                       "index: its head is damaged, or its %u chunks (%u in the chunk table), %u tensors, %u "
+                       "aliases and %u blobs do not fit the %zu bytes behind it",
+                       x->chunk_count, chunk_count, x->tensor_count, x->alias_count, x->blob_count, c->left);
+    return 0;
+}
+
+/* One allocation: the arrays in falling order of alignment, then a copy of the bytes that names point into.
+ */
+static int private_own(struct index_private *x, struct rcur *c, struct err *e)
+{
+    size_t tensors = x->tensor_count * sizeof *x->tensors, aliases = x->alias_count * sizeof *x->aliases;
+    size_t blobs = x->blob_count * sizeof *x->blobs, hashes = x->chunk_count * sizeof *x->plain_hashes;
+    uint8_t *p = malloc(tensors + aliases + blobs + hashes + c->left + 1);
+    if (!p)
+        return err_set(e, ERR_NO_MEMORY, "no memory for an index of %u tensors", x->tensor_count);
+    x->owned = p;
+    x->tensors = (struct tensor *)p;
+    x->aliases = (struct alias *)(p + tensors);
+    x->blobs = (struct blob *)(p + tensors + aliases);
+    x->plain_hashes = (struct hash128 *)(p + tensors + aliases + blobs);
+    uint8_t *bytes = p + tensors + aliases + blobs + hashes;
+    memcpy(bytes, c->p, c->left);
+    *c = rcur_of(bytes, c->left);
+    return 0;
+}
+static_assert(_Alignof(struct tensor) == 8 && _Alignof(struct alias) == 8 && _Alignof(struct blob) == 8,
+              "arrays may follow each other");
+
+static void private_take(struct rcur *c, struct index_private *x)
+{
+    for (uint32_t i = 0; i < x->chunk_count; i++)
+        rcur_copy(c, &x->plain_hashes[i], HASH128_BYTES);
+    for (uint32_t i = 0; i < x->tensor_count; i++) {
+        x->tensors[i] = (struct tensor){0};
+        tensor_take(c, &x->tensors[i]);
+    }
+    for (uint32_t i = 0; i < x->alias_count; i++) {
+        x->aliases[i].name = rcur_take16(c);
+        x->aliases[i].tensor = rcur_u32(c);
+    }
+    for (uint32_t i = 0; i < x->blob_count; i++) {
+        x->blobs[i].name = rcur_take16(c);
+        x->blobs[i].bytes = rcur_u64(c);
+        x->blobs[i].first_chunk = rcur_u32(c);
+        x->blobs[i].offset = rcur_u32(c);
+    }
+}
+
+static int places_check(const struct index_private *x, const struct chunk_entry *chunks, struct err *e)
+{
+    char q[160];
+    struct err why;
+    for (uint32_t i = 0; i < x->tensor_count; i++) {
+        struct tensor *t = &x->tensors[i];
+        if (tensor_check(t, &t->bytes, &why) < 0)
+            return err_set(e, ERR_CORRUPT, "index: %s", why.text);
+        int r = place_check(t->bytes, t->dtype, t->first_chunk, t->offset, chunks, x->chunk_count, e);
+        if (r < 0) {
+            (void)err_prepend(e, "index: tensor \"%s\"", err_quote(q, sizeof q, t->name.p, t->name.n));
+            return r;
+        }
+    }
+    for (uint32_t i = 0; i < x->blob_count; i++) {
+        struct blob *b = &x->blobs[i];
+        int r = place_check(b->bytes, DTYPE_U8, b->first_chunk, b->offset, chunks, x->chunk_count, e);
+        if (r < 0) {
+            (void)err_prepend(e, "index: blob \"%s\"", err_quote(q, sizeof q, b->name.p, b->name.n));
+            return r;
+        }
+    }
+    return 0;
+}
+
+int index_private_decode(const void *p, size_t n, const struct chunk_entry *chunks, uint32_t count,
+                         struct index_private *out, struct err *e)
+{
+    struct index_private x = {0};
+    struct rcur c = rcur_of(p, n);
+    struct err why;
+    int r = n > INDEX_BYTES_MAX
+                ? err_set(e, ERR_CORRUPT, "index of %zu bytes; at most %u are possible", n, INDEX_BYTES_MAX)
+                : head_take(&c, count, &x, e);
+    if (r == 0)
+        r = private_own(&x, &c, e);
+    if (r < 0)
+        return r;
+    private_take(&c, &x);
+    r = rcur_end(&c, "index", e);
+    if (r == 0)
+        r = places_check(&x, chunks, e);
+    if (r == 0 && names_check(&x, &why) < 0)
+        r = err_set(e, why.class == ERR_NO_MEMORY ? why.class : ERR_CORRUPT, "index: %s", why.text);
+    if (r < 0)
+        index_private_free(&x);
+    else
+        *out = x;
+    return r;
+}
+
+void index_private_free(struct index_private *x)
+{
+    if (!x)
+        return;
+    free(x->owned);
+    *x = (struct index_private){0};
+}
