@@ -17,17 +17,9 @@
 #include "format/base/cursor.h"
 #include "format/base/err.h"
 #include "format/base/secret.h"
+#include "format/identity.h"
 #include "format/limits.h"
 #include "format/wire.h"
-
-/* Who the peer is, from its certificate's SAN URI larder://TENANT/ROLE (servers: larder://server) and from
- * nowhere else. */
-struct identity {
-    char tenant[TENANT_NAME_BYTES_MAX + 1];
-    enum client_role role;
-    bool server;
-    char subject[128]; /* for the log */
-};
 
 /* Certificates and settings shared by many channels; reference-counted, immutable, thread-safe. */
 struct channel_config;
@@ -37,7 +29,8 @@ must_check int channel_config_create(bool server, const char *ca_pem, const char
                                      const struct secret *key_pem, struct channel_config **out,
                                      struct err *e);
 struct channel_config *channel_config_ref(struct channel_config *c);
-void channel_config_unref(struct channel_config *c);
+void channel_config_unref(struct channel_config *c); /* NULL allowed */
+bool channel_config_is_server(const struct channel_config *c);
 
 struct channel;
 /* expected_host: the client checks that the certificate is a server's (SAN URI larder://server) and, if not
@@ -47,24 +40,40 @@ must_check int channel_create(struct channel_config *config, const char *expecte
 must_check int channel_create_clear(bool server, const struct identity *peer, struct channel **out);
 void channel_free(struct channel *c);
 
+/* What a channel holds at most: beyond it, input breaks the channel (ERR_LIMIT; feed none while a frame is
+ * not taken), and channel_send is refused (ERR_BUSY; nothing was queued, send the output first). */
+#define CHANNEL_INPUT_BYTES_MAX  (8u << 20)
+#define CHANNEL_OUTPUT_BYTES_MAX (64u << 20)
+
 /* Bytes received from the network; all are taken. Starts the handshake on a client with n = 0. Errors:
  * ERR_DENIED (certificate refused: why), ERR_PROTOCOL, ERR_CORRUPT, ERR_NO_MEMORY. */
 must_check int channel_input(struct channel *c, const void *p, size_t n, struct err *e);
 bool channel_ready(const struct channel *c);                  /* handshake done, both authenticated */
 const struct identity *channel_peer(const struct channel *c); /* NULL until ready */
 
-/* A whole frame that has arrived. Payload memory belongs to the channel until channel_frame_done. */
+/*
+ * A whole frame that has arrived. Payload memory belongs to the channel until channel_frame_done. It is
+ * placed for direct I/O: the payload begins on a border of BLOCK_BYTES in memory, except that for
+ * OP_SEGMENT_CHUNK the tail does, CHUNK_MESSAGE_BYTES behind the payload's begin. Behind the payload's end,
+ * up to the next border, lie zeros that belong to it: a tail can be written in whole blocks without a copy.
+ *
+ *   OP_SEGMENT_CHUNK   | 4036 unused | message, 60 | tail ............ | zeros |
+ *   border             ^                           ^                           ^
+ *   others             | payload ................................... | zeros |
+ */
 struct frame {
     struct frame_header header;
-    const uint8_t *payload;
+    const uint8_t *payload; /* never NULL */
 };
+#define CHUNK_MESSAGE_BYTES 60 /* msg_segment_chunk as encoded: 16 + 4 + 40 */
 /* 1: *out is filled; 0: more input is needed; <0: broken, ERR_PROTOCOL or ERR_LIMIT. Call again only after
  * channel_frame_done. Before hello is done only payloads of FRAME_CONTROL_BYTES_MAX are taken in. */
 must_check int channel_frame(struct channel *c, struct frame *out, struct err *e);
 void channel_frame_done(struct channel *c);
-/* Takes the payload's memory away from the channel instead (free() it); the frame's payload stays valid in
- * it. */
-uint8_t *channel_frame_steal(struct channel *c);
+/* Takes the payload's memory away from the channel instead of channel_frame_done. Returns the allocation to
+ * free() later, NULL for an empty payload; it is not the payload's address (see struct frame), which stays as
+ * it was and valid in it. */
+must_check uint8_t *channel_frame_steal(struct channel *c);
 void channel_allow_large(struct channel *c);      /* after hello: payloads up to FRAME_PAYLOAD_BYTES_MAX */
 size_t channel_buffered(const struct channel *c); /* input bytes held, for accounting */
 

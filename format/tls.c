@@ -1,0 +1,666 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "format/tls.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <limits.h>
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/ssl.h>
+#include <openssl/x509v3.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "format/channel.h"
+
+/* ALPN's form: length, name. */
+static const unsigned char alpn[] = "\x08larder/1";
+#define ALPN_BYTES (sizeof alpn - 1)
+
+#define DATE_BYTES 32
+
+struct channel_config {
+    unsigned refs;
+    bool server;
+    SSL_CTX *ctx;
+    BIO_METHOD *bio;
+    struct identity own;
+    char until[DATE_BYTES]; /* of the own certificate */
+};
+
+struct tls {
+    struct channel_config *config;
+    SSL *ssl;
+    struct tls_io io;
+    char host[256];
+    struct identity peer;
+    struct err refusal; /* what we found wrong with the peer's certificate */
+    bool done;
+    bool peer_closed;
+};
+
+/* ---- words ---- */
+
+static void date_text(const ASN1_TIME *t, char out[DATE_BYTES])
+{
+    struct tm tm;
+    if (!t || !ASN1_TIME_to_tm(t, &tm) || strftime(out, DATE_BYTES, "%Y-%m-%d %H:%M UTC", &tm) == 0)
+        snprintf(out, DATE_BYTES, "an unreadable date");
+}
+
+static const char *reason_text(unsigned long code)
+{
+    const char *text = ERR_reason_error_string(code);
+    return text ? text : "no reason given";
+}
+
+/* The one larder:// URI among the certificate's alternative names. */
+static int identity_of(X509 *x, struct identity *out, struct err *e)
+{
+    int rc = 0, found = 0;
+    *out = (struct identity){0};
+    GENERAL_NAMES *names = X509_get_ext_d2i(x, NID_subject_alt_name, NULL, NULL);
+    for (int i = 0; names && i < sk_GENERAL_NAME_num(names) && rc == 0; i++) {
+        const GENERAL_NAME *g = sk_GENERAL_NAME_value(names, i);
+        if (g->type != GEN_URI)
+            continue;
+        const char *uri = (const char *)ASN1_STRING_get0_data(g->d.uniformResourceIdentifier);
+        size_t n = (size_t)ASN1_STRING_length(g->d.uniformResourceIdentifier);
+        if (n < sizeof IDENTITY_SCHEME - 1 || memcmp(uri, IDENTITY_SCHEME, sizeof IDENTITY_SCHEME - 1) != 0)
+            continue;
+        if (++found > 1)
+            rc = err_set(e, ERR_DENIED,
+                         "the certificate names more than one larder:// identity; expected exactly one");
+        else
+            rc = identity_parse(uri, n, out, e);
+    }
+    GENERAL_NAMES_free(names);
+    if (rc == 0 && found == 0)
+        rc = err_set(
+            e, ERR_DENIED,
+            "the certificate names no larder:// identity; expected the SAN URI larder://TENANT/ROLE or "
+            "larder://server, as `larder tenant add` issues it");
+    char raw[128];
+    X509_NAME_oneline(X509_get_subject_name(x), raw, sizeof raw);
+    err_quote(out->subject, sizeof out->subject, raw, strlen(raw));
+    return rc;
+}
+
+/* ---- the peer's certificate ---- */
+
+static const char *peer_word(const struct tls *t)
+{
+    return t->config->server ? "the client's" : "the server's";
+}
+
+static void refuse_host(struct tls *t, X509 *x)
+{
+    char names[256] = "";
+    size_t used = 0;
+    GENERAL_NAMES *all = X509_get_ext_d2i(x, NID_subject_alt_name, NULL, NULL);
+    for (int i = 0; all && i < sk_GENERAL_NAME_num(all); i++) {
+        const GENERAL_NAME *g = sk_GENERAL_NAME_value(all, i);
+        char one[80] = "", raw[INET6_ADDRSTRLEN];
+        if (g->type == GEN_DNS)
+            err_quote(one, sizeof one, ASN1_STRING_get0_data(g->d.dNSName),
+                      (size_t)ASN1_STRING_length(g->d.dNSName));
+        else if (g->type == GEN_IPADD &&
+                 inet_ntop(ASN1_STRING_length(g->d.iPAddress) == 4 ? AF_INET : AF_INET6,
+                           ASN1_STRING_get0_data(g->d.iPAddress), raw, sizeof raw))
+            snprintf(one, sizeof one, "%s", raw);
+        if (one[0] && used < sizeof names)
+            used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", one);
+    }
+    GENERAL_NAMES_free(all);
+    (void)err_set(&t->refusal, ERR_DENIED,
+                  "the server's certificate is not for '%s' but for %s; connect by one of its names, or have "
+                  "it issued with this one",
+                  t->host, names[0] ? names : "no host at all");
+}
+
+/* One sentence for what verification found. */
+static void refuse_certificate(struct tls *t, int why, X509 *x)
+{
+    const char *whose = peer_word(t);
+    char from[DATE_BYTES], until[DATE_BYTES];
+    date_text(x ? X509_get0_notBefore(x) : NULL, from);
+    date_text(x ? X509_get0_notAfter(x) : NULL, until);
+    bool ca = x && X509_check_ca(x) == 1;
+    switch (why) {
+    case X509_V_ERR_CERT_HAS_EXPIRED:
+        (void)err_set(&t->refusal, ERR_DENIED, "%s certificate%s expired on %s; renew it", whose,
+                      ca ? " authority's certificate" : "", until);
+        break;
+    case X509_V_ERR_CERT_NOT_YET_VALID:
+        (void)err_set(&t->refusal, ERR_DENIED,
+                      "%s certificate is valid only from %s on; check the clocks of both machines", whose,
+                      from);
+        break;
+    case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT:
+    case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY:
+    case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN:
+    case X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT:
+    case X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE:
+    case X509_V_ERR_CERT_SIGNATURE_FAILURE:
+        (void)err_set(&t->refusal, ERR_DENIED,
+                      "%s certificate was not issued by the CA that this side trusts; use credentials and a "
+                      "server of one cluster",
+                      whose);
+        break;
+    case X509_V_ERR_HOSTNAME_MISMATCH:
+    case X509_V_ERR_IP_ADDRESS_MISMATCH: refuse_host(t, x); break;
+    case X509_V_ERR_INVALID_PURPOSE:
+        (void)err_set(&t->refusal, ERR_DENIED, "%s certificate is not meant for a %s; have one issued for it",
+                      whose, t->config->server ? "client" : "server");
+        break;
+    default:
+        (void)err_set(&t->refusal, ERR_DENIED, "%s certificate was refused: %s", whose,
+                      X509_verify_cert_error_string(why));
+    }
+}
+
+static bool identity_accepted(struct tls *t, X509 *x)
+{
+    if (identity_of(x, &t->peer, &t->refusal) < 0) {
+        (void)err_prepend(&t->refusal, "%s certificate", peer_word(t));
+        return false;
+    }
+    if (t->peer.server == t->config->server) {
+        (void)err_set(
+            &t->refusal, ERR_DENIED,
+            t->config->server
+                ? "expected a client's certificate (larder://TENANT/ROLE), found a server's; connect "
+                  "with a user's credentials"
+                : "expected a server's certificate (larder://server), found that of a user; the "
+                  "server must be given the certificate that was issued for it");
+        return false;
+    }
+    return true;
+}
+
+/* In place of OpenSSL's own verification: the same, then words and identity. Its result becomes the alert. */
+static int verify(X509_STORE_CTX *x, void *arg)
+{
+    (void)arg;
+    const SSL *ssl = X509_STORE_CTX_get_ex_data(x, SSL_get_ex_data_X509_STORE_CTX_idx());
+    struct tls *t = SSL_get_app_data(ssl);
+    if (X509_verify_cert(x) != 1) {
+        int why = X509_STORE_CTX_get_error(x);
+        refuse_certificate(t, why, X509_STORE_CTX_get_current_cert(x));
+        if (why == X509_V_OK)
+            X509_STORE_CTX_set_error(x, X509_V_ERR_UNSPECIFIED);
+        return 0;
+    }
+    if (!identity_accepted(t, X509_STORE_CTX_get0_cert(x))) {
+        X509_STORE_CTX_set_error(x, X509_V_ERR_CERT_REJECTED);
+        return 0;
+    }
+    return 1;
+}
+
+/* ---- configuration ---- */
+
+static int no_password(char *buf, int size, int writing, void *arg)
+{
+    (void)buf, (void)size, (void)writing, (void)arg;
+    return -1;
+}
+
+static int load_ca(SSL_CTX *ctx, const char *pem, struct err *e)
+{
+    BIO *b = BIO_new_mem_buf(pem, -1);
+    X509_STORE *store = SSL_CTX_get_cert_store(ctx);
+    unsigned count = 0;
+    bool added = true;
+    X509 *x;
+    while (b && added && (x = PEM_read_bio_X509(b, NULL, no_password, NULL))) {
+        added = X509_STORE_add_cert(store, x) == 1;
+        X509_free(x);
+        count += added;
+    }
+    unsigned long code = ERR_peek_last_error();
+    bool at_end = ERR_GET_LIB(code) == ERR_LIB_PEM && ERR_GET_REASON(code) == PEM_R_NO_START_LINE;
+    BIO_free(b);
+    ERR_clear_error();
+    if (count == 0 || !at_end)
+        return err_set(e, ERR_INVALID, "expected the CA's certificate as PEM, found %s%s%s",
+                       count ? "one that cannot be read" : "none", code && !at_end ? ": " : "",
+                       code && !at_end ? reason_text(code) : "");
+    return 0;
+}
+
+/* X509_cmp_current_time: the only use of a clock here, and the same that verification makes inside OpenSSL.
+ */
+static int check_dates(X509 *x, struct channel_config *c, struct err *e)
+{
+    char from[DATE_BYTES];
+    date_text(X509_get0_notBefore(x), from);
+    date_text(X509_get0_notAfter(x), c->until);
+    if (X509_cmp_current_time(X509_get0_notAfter(x)) <= 0)
+        return err_set(e, ERR_DENIED, "our own certificate %s expired on %s; have a new one issued",
+                       c->own.subject, c->until);
+    if (X509_cmp_current_time(X509_get0_notBefore(x)) > 0)
+        return err_set(e, ERR_DENIED,
+                       "our own certificate %s is valid only from %s on; check this machine's clock",
+                       c->own.subject, from);
+    return 0;
+}
+
+static int check_own(X509 *x, struct channel_config *c, struct err *e)
+{
+    int rc = identity_of(x, &c->own, e);
+    if (rc < 0) {
+        (void)err_prepend(e, "our own certificate");
+        return rc;
+    }
+    if (c->own.server != c->server)
+        return err_set(e, ERR_DENIED,
+                       c->server ? "expected a server's certificate (larder://server), found that of a user"
+                                 : "expected a user's certificate (larder://TENANT/ROLE), found a server's");
+    return check_dates(x, c, e);
+}
+
+static int load_certificate(struct channel_config *c, const char *pem, struct err *e)
+{
+    int rc = 0;
+    BIO *b = BIO_new_mem_buf(pem, -1);
+    X509 *x = b ? PEM_read_bio_X509(b, NULL, no_password, NULL) : NULL;
+    if (!x) {
+        rc = err_set(e, ERR_INVALID, "expected a certificate as PEM, found none: %s",
+                     reason_text(ERR_peek_last_error()));
+        goto out;
+    }
+    rc = check_own(x, c, e);
+    if (rc == 0 && SSL_CTX_use_certificate(c->ctx, x) != 1)
+        rc = err_set(e, ERR_DENIED, "the certificate cannot be used: %s", reason_text(ERR_peek_last_error()));
+    X509 *more;
+    while (rc == 0 && (more = PEM_read_bio_X509(b, NULL, no_password, NULL)))
+        if (SSL_CTX_add0_chain_cert(c->ctx, more) != 1) {
+            X509_free(more);
+            rc = err_set(e, ERR_NO_MEMORY, "no memory for the certificate's chain");
+        }
+out:
+    ERR_clear_error();
+    X509_free(x);
+    BIO_free(b);
+    return rc;
+}
+
+static int load_key(SSL_CTX *ctx, const struct secret *pem, struct err *e)
+{
+    int rc = 0;
+    const char *text = (const char *)secret_bytes(pem);
+    BIO *b = BIO_new_mem_buf(text, (int)strnlen(text, secret_size(pem)));
+    EVP_PKEY *key = b ? PEM_read_bio_PrivateKey(b, NULL, no_password, NULL) : NULL;
+    if (!key)
+        rc = err_set(e, ERR_INVALID, "expected a private key as PEM without a password, found none: %s",
+                     reason_text(ERR_peek_last_error()));
+    /* use_PrivateKey compares it with the certificate that is already there. */
+    else if (SSL_CTX_use_PrivateKey(ctx, key) != 1 || SSL_CTX_check_private_key(ctx) != 1)
+        rc = err_set(e, ERR_DENIED,
+                     "the private key does not belong to the certificate; use the pair that was issued "
+                     "together");
+    ERR_clear_error();
+    EVP_PKEY_free(key);
+    BIO_free(b);
+    return rc;
+}
+
+static int alpn_select(SSL *ssl, const unsigned char **out, unsigned char *outlen, const unsigned char *in,
+                       unsigned inlen, void *arg)
+{
+    (void)ssl, (void)arg;
+    for (unsigned i = 0; i < inlen; i += 1u + in[i]) {
+        if (inlen - i >= ALPN_BYTES && memcmp(in + i, alpn, ALPN_BYTES) == 0) {
+            *out = in + i + 1;
+            *outlen = in[i];
+            return SSL_TLSEXT_ERR_OK;
+        }
+    }
+    return SSL_TLSEXT_ERR_ALERT_FATAL;
+}
+
+/* alpn_select is not asked where the extension is missing. */
+static int require_alpn(SSL *ssl, int *alert, void *arg)
+{
+    (void)arg;
+    const unsigned char *p;
+    size_t n;
+    if (SSL_client_hello_get0_ext(ssl, TLSEXT_TYPE_application_layer_protocol_negotiation, &p, &n))
+        return SSL_CLIENT_HELLO_SUCCESS;
+    struct tls *t = SSL_get_app_data(ssl);
+    (void)err_set(&t->refusal, ERR_PROTOCOL,
+                  "the peer does not offer the protocol larder/1 (ALPN); is it a larder client?");
+    *alert = SSL_AD_NO_APPLICATION_PROTOCOL;
+    return SSL_CLIENT_HELLO_ERROR;
+}
+
+static bool set_policy(SSL_CTX *ctx, bool server)
+{
+    SSL_CTX_set_options(ctx, SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_TICKET);
+    SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
+    SSL_CTX_set_mode(ctx, SSL_MODE_RELEASE_BUFFERS);
+    SSL_CTX_set_verify(ctx, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, NULL);
+    SSL_CTX_set_cert_verify_callback(ctx, verify, NULL);
+    if (server) {
+        SSL_CTX_set_alpn_select_cb(ctx, alpn_select, NULL);
+        SSL_CTX_set_client_hello_cb(ctx, require_alpn, NULL);
+    }
+    return SSL_CTX_set_min_proto_version(ctx, TLS1_3_VERSION) &&
+           SSL_CTX_set_max_proto_version(ctx, TLS1_3_VERSION) && SSL_CTX_set_num_tickets(ctx, 0) &&
+           SSL_CTX_set_max_early_data(ctx, 0) &&
+           SSL_CTX_set_ciphersuites(
+               ctx, "TLS_AES_256_GCM_SHA384:TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256") &&
+           SSL_CTX_set1_groups_list(ctx, "X25519:P-256:P-384") &&
+           (server || SSL_CTX_set_alpn_protos(ctx, alpn, ALPN_BYTES) == 0);
+}
+
+/* ---- the BIO between OpenSSL and the channel ---- */
+
+static int bio_read(BIO *b, char *p, int n)
+{
+    struct tls *t = BIO_get_data(b);
+    BIO_clear_retry_flags(b);
+    size_t got = n > 0 ? t->io.pull(t->io.arg, p, (size_t)n) : 0;
+    if (got == 0) {
+        BIO_set_retry_read(b);
+        return -1;
+    }
+    return (int)got;
+}
+
+static int bio_write(BIO *b, const char *p, int n)
+{
+    struct tls *t = BIO_get_data(b);
+    BIO_clear_retry_flags(b);
+    if (n <= 0)
+        return 0;
+    return t->io.push(t->io.arg, p, (size_t)n) ? n : -1;
+}
+
+static long bio_ctrl(BIO *b, int cmd, long num, void *ptr)
+{
+    (void)b, (void)num, (void)ptr;
+    return cmd == BIO_CTRL_FLUSH;
+}
+
+static int bio_new(BIO *b)
+{
+    BIO_set_init(b, 1);
+    return 1;
+}
+
+static BIO_METHOD *bio_method(void)
+{
+    BIO_METHOD *m = BIO_meth_new(BIO_TYPE_SOURCE_SINK, "larder channel");
+    if (m && BIO_meth_set_read(m, bio_read) && BIO_meth_set_write(m, bio_write) &&
+        BIO_meth_set_ctrl(m, bio_ctrl) && BIO_meth_set_create(m, bio_new))
+        return m;
+    BIO_meth_free(m);
+    return NULL;
+}
+
+int channel_config_create(bool server, const char *ca_pem, const char *certificate_pem,
+                          const struct secret *key_pem, struct channel_config **out, struct err *e)
+{
+    int rc;
+    *out = NULL;
+    ERR_clear_error();
+    struct channel_config *c = calloc(1, sizeof *c);
+    if (!c)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a TLS configuration");
+    c->refs = 1;
+    c->server = server;
+    c->ctx = SSL_CTX_new(server ? TLS_server_method() : TLS_client_method());
+    c->bio = bio_method();
+    if (!c->ctx || !c->bio || !set_policy(c->ctx, server)) {
+        rc = err_set(e, ERR_UNSUPPORTED, "this OpenSSL cannot do TLS 1.3 as larder needs it: %s",
+                     reason_text(ERR_peek_last_error()));
+        ERR_clear_error();
+        goto out;
+    }
+    rc = load_ca(c->ctx, ca_pem, e);
+    if (rc == 0)
+        rc = load_certificate(c, certificate_pem, e);
+    if (rc == 0)
+        rc = load_key(c->ctx, key_pem, e);
+    if (rc == 0) {
+        *out = c;
+        c = NULL;
+    }
+out:
+    channel_config_unref(c);
+    return rc;
+}
+
+struct channel_config *channel_config_ref(struct channel_config *c)
+{
+    __atomic_fetch_add(&c->refs, 1, __ATOMIC_RELAXED);
+    return c;
+}
+
+void channel_config_unref(struct channel_config *c)
+{
+    if (!c || __atomic_sub_fetch(&c->refs, 1, __ATOMIC_ACQ_REL) > 0)
+        return;
+    SSL_CTX_free(c->ctx);
+    BIO_meth_free(c->bio);
+    free(c);
+}
+
+bool channel_config_is_server(const struct channel_config *c)
+{
+    return c->server;
+}
+
+/* ---- one connection ---- */
+
+static bool expect_host(struct tls *t, const char *host)
+{
+    unsigned char raw[16];
+    if (strlen(host) >= sizeof t->host)
+        return false;
+    snprintf(t->host, sizeof t->host, "%s", host);
+    if (inet_pton(AF_INET, host, raw) == 1 || inet_pton(AF_INET6, host, raw) == 1)
+        return X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(t->ssl), host) == 1;
+    SSL_set_hostflags(t->ssl, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS | X509_CHECK_FLAG_NEVER_CHECK_SUBJECT);
+    return SSL_set1_host(t->ssl, host) == 1 && SSL_set_tlsext_host_name(t->ssl, host) == 1;
+}
+
+int tls_create(struct channel_config *config, const char *expected_host, const struct tls_io *io,
+               struct tls **out, struct err *e)
+{
+    int rc = 0;
+    *out = NULL;
+    ERR_clear_error();
+    struct tls *t = calloc(1, sizeof *t);
+    if (!t)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a connection");
+    t->config = channel_config_ref(config);
+    t->io = *io;
+    t->ssl = SSL_new(config->ctx);
+    BIO *b = t->ssl ? BIO_new(config->bio) : NULL;
+    if (!b) {
+        rc = err_set(e, ERR_NO_MEMORY, "no memory for a connection");
+        goto out;
+    }
+    BIO_set_data(b, t);
+    SSL_set_bio(t->ssl, b, b);
+    SSL_set_app_data(t->ssl, t);
+    if (config->server) {
+        SSL_set_accept_state(t->ssl);
+    } else {
+        SSL_set_connect_state(t->ssl);
+        if (expected_host && !expect_host(t, expected_host)) {
+            char quoted[96];
+            rc = err_set(e, ERR_INVALID, "expected a host name or an IP address, found '%s'",
+                         err_quote(quoted, sizeof quoted, expected_host, strlen(expected_host)));
+            ERR_clear_error();
+            goto out;
+        }
+    }
+    *out = t;
+    t = NULL;
+out:
+    tls_free(t);
+    return rc;
+}
+
+void tls_free(struct tls *t)
+{
+    if (!t)
+        return;
+    SSL_free(t->ssl); /* and its BIO */
+    channel_config_unref(t->config);
+    free(t);
+}
+
+/* What the peer's alert means for whoever reads it here. Numbers: RFC 8446, 6.2. */
+static int alert_err(const struct tls *t, int alert, struct err *e)
+{
+    const char *who = t->config->server ? "client" : "server", *why = NULL;
+    switch (alert) {
+    case 42: why = "it is not one that it accepts (bad certificate)"; break;
+    case 43: why = "it was not issued for this use"; break;
+    case 44: why = "it was revoked"; break;
+    case 45: why = "it has expired"; break;
+    case 46: why = "its reason is unknown"; break;
+    case 48: why = "it was not issued by a CA that the peer trusts"; break;
+    case 116: why = "it asks for one and received none"; break;
+    default: break;
+    }
+    if (why)
+        return err_set(e, ERR_DENIED,
+                       "the %s refused our certificate (%s, valid until %s): %s; have one issued by the "
+                       "server's CA",
+                       who, t->config->own.subject, t->config->until, why);
+    if (alert == 49)
+        return err_set(e, ERR_DENIED, "the %s denies access to %s", who, t->config->own.subject);
+    if (alert == 120)
+        return err_set(e, ERR_PROTOCOL, "the %s does not speak larder/1; is it a larder of this version?",
+                       who);
+    if (alert == 70)
+        return err_set(e, ERR_PROTOCOL, "the %s does not accept TLS 1.3, and larder uses nothing older", who);
+    return err_set(e, ERR_PROTOCOL, "the %s broke the connection off: %s (TLS alert %d)", who,
+                   SSL_alert_desc_string_long(alert), alert);
+}
+
+static int reason_err(const struct tls *t, unsigned long code, struct err *e)
+{
+    const char *who = t->config->server ? "client" : "server";
+    switch (ERR_GET_REASON(code)) {
+    case SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE:
+        return err_set(e, ERR_DENIED, "the client showed no certificate; connect with a user's credentials");
+    case SSL_R_UNSUPPORTED_PROTOCOL:
+    case SSL_R_NO_PROTOCOLS_AVAILABLE:
+    case SSL_R_WRONG_SSL_VERSION:
+        return err_set(e, ERR_PROTOCOL, "the %s offers no TLS 1.3, and larder uses nothing older; upgrade it",
+                       who);
+    case SSL_R_NO_APPLICATION_PROTOCOL:
+        return err_set(e, ERR_PROTOCOL, "the %s offers other protocols than larder/1 (ALPN); is it a larder?",
+                       who);
+    case SSL_R_DECRYPTION_FAILED_OR_BAD_RECORD_MAC:
+    case SSL_R_BAD_RECORD_TYPE:
+        return err_set(e, ERR_CORRUPT,
+                       "bytes from the %s were changed on their way: a TLS record does not verify; connect "
+                       "again",
+                       who);
+    default: return err_set(e, ERR_PROTOCOL, "the %s broke the TLS protocol: %s", who, reason_text(code));
+    }
+}
+
+/* After a failed call on the SSL. Empties OpenSSL's queue. */
+static int fail(const struct tls *t, int why, struct err *e)
+{
+    unsigned long code = ERR_peek_error();
+    ERR_clear_error();
+    if (t->refusal.class != ERR_NONE)
+        return err_set(e, t->refusal.class, "%s", t->refusal.text);
+    if (why == SSL_ERROR_ZERO_RETURN)
+        return err_set(e, ERR_PROTOCOL, "the peer closed the connection in the middle of the handshake");
+    if (code == 0 || why == SSL_ERROR_SYSCALL)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a connection");
+    if (ERR_GET_REASON(code) == ERR_R_MALLOC_FAILURE)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a connection");
+    if (ERR_GET_LIB(code) == ERR_LIB_SSL && ERR_GET_REASON(code) > SSL_AD_REASON_OFFSET)
+        return alert_err(t, ERR_GET_REASON(code) - SSL_AD_REASON_OFFSET, e);
+    return reason_err(t, code, e);
+}
+
+int tls_handshake(struct tls *t, struct err *e)
+{
+    if (t->done)
+        return 1;
+    ERR_clear_error();
+    int rc = SSL_do_handshake(t->ssl);
+    if (rc != 1) {
+        int why = SSL_get_error(t->ssl, rc);
+        return why == SSL_ERROR_WANT_READ ? 0 : fail(t, why, e);
+    }
+    const unsigned char *name;
+    unsigned n;
+    SSL_get0_alpn_selected(t->ssl, &name, &n);
+    if (n != ALPN_BYTES - 1 || memcmp(name, alpn + 1, n) != 0)
+        return err_set(e, ERR_PROTOCOL, "the server did not agree to the protocol larder/1; is it a larder?");
+    t->done = true;
+    return 1;
+}
+
+const struct identity *tls_peer(const struct tls *t)
+{
+    return t->done ? &t->peer : NULL;
+}
+
+int tls_read(struct tls *t, void *p, size_t n, struct err *e)
+{
+    check(n > 0 && n <= INT_MAX);
+    if (t->peer_closed)
+        return 0;
+    ERR_clear_error();
+    int rc = SSL_read(t->ssl, p, (int)n);
+    if (rc > 0)
+        return rc;
+    int why = SSL_get_error(t->ssl, rc);
+    if (why == SSL_ERROR_WANT_READ)
+        return 0;
+    if (why == SSL_ERROR_ZERO_RETURN) {
+        t->peer_closed = true;
+        return 0;
+    }
+    return fail(t, why, e);
+}
+
+int tls_write(struct tls *t, const void *p, size_t n, struct err *e)
+{
+    check(n > 0 && n <= INT_MAX);
+    ERR_clear_error();
+    int rc = SSL_write(t->ssl, p, (int)n);
+    if (rc == (int)n)
+        return 0;
+    return fail(t, SSL_get_error(t->ssl, rc), e);
+}
+
+void tls_close(struct tls *t)
+{
+    ERR_clear_error();
+    (void)SSL_shutdown(t->ssl);
+    ERR_clear_error();
+}
+
+bool tls_peer_closed(const struct tls *t)
+{
+    return t->peer_closed;
+}
+
+int tls_export(struct tls *t, const char *label, const void *context, size_t context_bytes, void *out,
+               size_t n)
+{
+    if (!t->done)
+        return -EINVAL;
+    ERR_clear_error();
+    int rc = SSL_export_keying_material(t->ssl, out, n, label, strlen(label), context, context_bytes, 1);
+    ERR_clear_error();
+    return rc == 1 ? 0 : -EIO;
+}
