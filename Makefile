@@ -26,7 +26,7 @@ CPPFLAGS += -I. -D_GNU_SOURCE
 COMPILE = $(CC) -std=gnu17 $(CPPFLAGS) $(CFLAGS) $(WARNINGS) $(HARDEN) -fPIC -fvisibility=hidden -pthread -MMD -MP
 LINK = $(CC) $(CFLAGS) $(HARDEN) -pthread $(LDFLAGS)
 
-FORMAT_LIBS := -lzstd -lssl -lcrypto -lxxhash -ljansson
+FORMAT_LIBS := -lzstd -lssl -lcrypto -lxxhash -ljansson -lm
 SERVER_LIBS := -luring -linih
 CLIENT_LIBS := -ldl -lm
 

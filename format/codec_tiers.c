@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "format/codec_tiers.h"
+
+#include <string.h>
+
+#include "format/base/cursor.h"
+
+static inline uint64_t element_get(const uint8_t *p, unsigned width)
+{
+    switch (width) {
+    case 1: return *p;
+    case 2: return le16_get(p);
+    case 4: return le32_get(p);
+    default: return le64_get(p);
+    }
+}
+
+static inline void element_put(uint8_t *p, unsigned width, uint64_t v)
+{
+    switch (width) {
+    case 1: *p = (uint8_t)v; break;
+    case 2: le16_put(p, (uint16_t)v); break;
+    case 4: le32_put(p, (uint32_t)v); break;
+    default: le64_put(p, v); break;
+    }
+}
+
+/* Rotations by one bit of a value of 8 * width bits. */
+static inline uint64_t rotate_left(uint64_t v, unsigned width)
+{
+    unsigned bits = 8 * width;
+    return v << 1 | v >> (bits - 1); /* what is shifted out above the width is cut off by whoever stores it */
+}
+
+static inline uint64_t rotate_right(uint64_t v, unsigned width)
+{
+    unsigned bits = 8 * width;
+    return v >> 1 | v << (bits - 1);
+}
+
+/* Inlined with constant width and rotate, so that each case is a plain loop. */
+static inline __attribute__((always_inline)) void split_loop(const uint8_t *in, size_t n, unsigned width,
+                                                             bool rotate, uint8_t *const planes[PLANES_MAX])
+{
+    for (size_t i = 0; i < n; i++) {
+        uint64_t v = element_get(in + i * width, width);
+        if (rotate)
+            v = rotate_left(v, width);
+        for (unsigned p = 0; p < width; p++)
+            planes[p][i] = (uint8_t)(v >> 8 * (width - 1 - p));
+    }
+}
+
+static inline __attribute__((always_inline)) void
+merge_loop(const uint8_t *const planes[PLANES_MAX], size_t n, unsigned width, bool rotate, uint8_t *out)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint64_t v = 0;
+        for (unsigned p = 0; p < width; p++)
+            v |= (uint64_t)planes[p][i] << 8 * (width - 1 - p);
+        if (rotate)
+            v = rotate_right(v, width);
+        element_put(out + i * width, width, v);
+    }
+}
+
+static void split(const uint8_t *in, size_t n, unsigned width, bool rotate, uint8_t *const planes[PLANES_MAX])
+{
+    if (rotate) {
+        switch (width) {
+        case 1: split_loop(in, n, 1, true, planes); break;
+        case 2: split_loop(in, n, 2, true, planes); break;
+        case 4: split_loop(in, n, 4, true, planes); break;
+        default: split_loop(in, n, 8, true, planes); break;
+        }
+        return;
+    }
+    switch (width) {
+    case 1: memcpy(planes[0], in, n); break;
+    case 2: split_loop(in, n, 2, false, planes); break;
+    case 4: split_loop(in, n, 4, false, planes); break;
+    default: split_loop(in, n, 8, false, planes); break;
+    }
+}
+
+static void merge(const uint8_t *const planes[PLANES_MAX], size_t n, unsigned width, bool rotate,
+                  uint8_t *out)
+{
+    if (rotate) {
+        switch (width) {
+        case 1: merge_loop(planes, n, 1, true, out); break;
+        case 2: merge_loop(planes, n, 2, true, out); break;
+        case 4: merge_loop(planes, n, 4, true, out); break;
+        default: merge_loop(planes, n, 8, true, out); break;
+        }
+        return;
+    }
+    switch (width) {
+    case 1: memcpy(out, planes[0], n); break;
+    case 2: merge_loop(planes, n, 2, false, out); break;
+    case 4: merge_loop(planes, n, 4, false, out); break;
+    default: merge_loop(planes, n, 8, false, out); break;
+    }
+}
+
+#define ONES 0x0101010101010101ull
+
+/* Bit 0 of each of 8 bytes, gathered into one byte: the product moves bit 8i to bit 56 + i, and no two of its
+ * terms meet. */
+static inline uint64_t gather(uint64_t bytes)
+{
+    return (bytes & ONES) * 0x0102040810204080ull >> 56;
+}
+
+/* The opposite: bit i of a byte becomes bit 0 of byte i. */
+static inline uint64_t scatter(uint64_t bits)
+{
+    uint64_t each = (bits & 0xff) * ONES & 0x8040201008040201ull; /* byte i keeps bit i */
+    return (each + (ONES * 0x80 - ONES)) >> 7 & ONES;
+}
+
+static size_t encode_group(const uint8_t *values, size_t n, unsigned k, uint8_t base, uint8_t *masks,
+                           uint8_t *escapes)
+{
+    uint8_t codes[64] = {0};
+    const uint8_t away = (uint8_t)((1u << k) - 1);
+    size_t found = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint8_t code = (uint8_t)(values[i] - base);
+        codes[i] = code < away ? code : away;
+    }
+    for (size_t i = 0; i < n; i++) {
+        escapes[found] = values[i];
+        found += codes[i] == away;
+    }
+    for (unsigned b = 0; b < k; b++) {
+        uint64_t mask = 0;
+        for (unsigned i = 0; i < 8; i++)
+            mask |= gather(le64_get(codes + 8 * i) >> b) << 8 * i;
+        le64_put(masks + 8 * b, mask);
+    }
+    return found;
+}
+
+static size_t encode(const uint8_t *values, size_t n, unsigned k, uint8_t base, uint8_t *masks,
+                     uint8_t *escapes)
+{
+    size_t found = 0;
+    for (size_t i = 0; i < n; i += 64) {
+        found += encode_group(values + i, n - i < 64 ? n - i : 64, k, base, masks, escapes + found);
+        masks += 8 * k;
+    }
+    return found;
+}
+
+static size_t count(const uint8_t *masks, size_t n, unsigned k)
+{
+    size_t found = 0;
+    for (size_t i = 0; i < n; i += 64) {
+        uint64_t all = ~0ull, any = 0;
+        for (unsigned b = 0; b < k; b++, masks += 8) {
+            all &= le64_get(masks);
+            any |= le64_get(masks);
+        }
+        if (n - i < 64 && any >> (n - i) != 0)
+            return TIERS_DEAD;
+        found += (size_t)__builtin_popcountll(all);
+    }
+    return found;
+}
+
+static size_t decode_group(const uint8_t *masks, size_t n, unsigned k, uint8_t base, const uint8_t *escapes,
+                           uint8_t *values)
+{
+    uint8_t codes[64];
+    const uint8_t away = (uint8_t)((1u << k) - 1);
+    for (unsigned i = 0; i < 8; i++) {
+        uint64_t v = 0;
+        for (unsigned b = 0; b < k; b++)
+            v |= scatter(masks[8 * b + i]) << b; /* byte i of a little-endian mask holds bits 8i to 8i + 7 */
+        le64_put(codes + 8 * i, v);
+    }
+    size_t used = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint8_t escape = escapes[used];
+        bool not_here = codes[i] == away;
+        values[i] = not_here ? escape : (uint8_t)(codes[i] + base);
+        used += not_here;
+    }
+    return used;
+}
+
+static void decode(const uint8_t *masks, size_t n, unsigned k, uint8_t base, const uint8_t *escapes,
+                   uint8_t *values)
+{
+    for (size_t i = 0; i < n; i += 64) {
+        escapes += decode_group(masks, n - i < 64 ? n - i : 64, k, base, escapes, values + i);
+        masks += 8 * k;
+    }
+}
+
+const struct tiers_ops tiers_portable = {
+    .name = "portable", .split = split, .merge = merge, .encode = encode, .count = count, .decode = decode};
+
+const struct tiers_ops *tiers_ops_at(unsigned i)
+{
+    return i == 0 ? &tiers_portable : NULL;
+}
+
+const struct tiers_ops *tiers_ops_best(void)
+{
+    const struct tiers_ops *best = &tiers_portable;
+    for (unsigned i = 1; tiers_ops_at(i); i++)
+        best = tiers_ops_at(i);
+    return best;
+}
