@@ -23,8 +23,9 @@
  * is atomic: one seal may be used by many threads at once. */
 struct seal;
 
-/* For writing: derives the chunk key and fills h->commitment (h->salt, ids and tenant are set by the caller).
- * chunks: how many there will be (last flag, and nonce reuse guard). */
+/* For writing: derives the chunk key and fills h->dek_id and h->commitment; everything else of h is set by
+ * the caller before, and stays as it is. chunks: how many there will be (last flag, and nonce reuse guard).
+ */
 must_check int seal_create(const struct dek *dek, struct segment_header *h, uint32_t chunks,
                            struct seal **out, struct err *e);
 /* For reading: ERR_KEY if the header's commitment is not this DEK's. */
@@ -37,16 +38,19 @@ struct seal_state;
 must_check struct seal_state *seal_state_create(void);
 void seal_state_free(struct seal_state *st);
 
-/* out: payload_bytes + TAG_BYTES; may equal payload. */
+/* out: payload_bytes + TAG_BYTES; may equal payload. Refused, with nothing written: a number that was sealed
+ * before (ERR_EXISTS), CODEC_ZERO (ERR_INVALID: nothing is stored, so nothing is sealed). The number counts
+ * as used once it was tried. */
 must_check int seal_chunk(const struct seal *s, struct seal_state *st, uint32_t number, uint32_t plain_bytes,
                           enum codec codec, enum dtype dtype, const void *payload, size_t payload_bytes,
                           void *out, struct err *e);
 /* stored_bytes includes the tag; out: stored_bytes - TAG_BYTES; may equal stored. ERR_CORRUPT naming the
- * chunk. */
+ * chunk; out was wiped then. CODEC_ZERO: nothing is read or written, 0. */
 must_check int open_chunk(const struct seal *s, struct seal_state *st, uint32_t number,
                           const struct chunk_entry *entry, const void *stored, void *out, struct err *e);
 
-/* Sealed part of the index: public_digest is the SHA-256 of the public part. out: n + TAG_BYTES. */
+/* Sealed part of the index: public_digest is the SHA-256 of the public part. out: n + TAG_BYTES, may equal
+ * plain. Once per seal (ERR_EXISTS). */
 must_check int seal_index(const struct seal *s, struct seal_state *st,
                           const uint8_t public_digest[SHA256_BYTES], const void *plain, size_t n, void *out,
                           struct err *e);
@@ -54,7 +58,8 @@ must_check int open_index(const struct seal *s, struct seal_state *st,
                           const uint8_t public_digest[SHA256_BYTES], const void *stored, size_t n, void *out,
                           struct err *e);
 
-/* The trailer's tag: written by seal_trailer into t->tag, checked by check_trailer. */
+/* The trailer's tag: written by seal_trailer into t->tag (once per seal: ERR_EXISTS), checked by
+ * check_trailer. */
 must_check int seal_trailer(const struct seal *s, struct seal_state *st, struct segment_trailer *t,
                             struct err *e);
 must_check int check_trailer(const struct seal *s, struct seal_state *st, const struct segment_trailer *t,

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * AES-256-GCM with associated data (NIST SP 800-38D): 12-byte nonce, 16-byte tag behind the ciphertext. The
+ * only place that meets the cipher; nonces are the caller's duty (seal.h, keys.h say how they never repeat).
+ */
+#ifndef LARDER_AEAD_H
+#define LARDER_AEAD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "format/base/err.h"
+
+#define AEAD_KEY_BYTES   32
+#define AEAD_NONCE_BYTES 12
+#define AEAD_TAG_BYTES   16
+#define AEAD_BYTES_MAX   0x7fffffffu /* of one message; associated data as well */
+
+/* One direction with one key at a time; not thread-safe. NULL: no memory. */
+struct aead;
+must_check struct aead *aead_create(bool seals);
+void aead_free(struct aead *a); /* wipes the key schedule */
+/* To be set before first use; setting it costs far more than sealing a small message. */
+void aead_key(struct aead *a, const uint8_t key[AEAD_KEY_BYTES]);
+
+/* Writes n + AEAD_TAG_BYTES bytes; out may equal plain, and does not overlap it otherwise. */
+void aead_seal(struct aead *a, const uint8_t nonce[AEAD_NONCE_BYTES], const void *ad, size_t ad_bytes,
+               const void *plain, size_t n, uint8_t *out);
+/* n includes the tag, n >= AEAD_TAG_BYTES; writes n - AEAD_TAG_BYTES bytes; out may equal sealed. 0 or
+ * -EBADMSG: then out was wiped. */
+must_check int aead_open(struct aead *a, const uint8_t nonce[AEAD_NONCE_BYTES], const void *ad,
+                         size_t ad_bytes, const void *sealed, size_t n, uint8_t *out);
+
+#endif

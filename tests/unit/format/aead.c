@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Goal: our wrapper is AES-256-GCM, and lets no unverified byte out. Method: test cases 13 to 16 of the GCM
+ * specification (McGrew and Viega, submission to NIST), then every changed bit.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "format/aead.h"
+#include "format/base/hash.h"
+
+static const struct {
+    const char *key, *nonce, *ad, *plain, *sealed;
+} vectors[] = {
+    {"0000000000000000000000000000000000000000000000000000000000000000", "000000000000000000000000", "", "",
+     "530f8afbc74536b9a963b4f1c4cb738b"},
+    {"0000000000000000000000000000000000000000000000000000000000000000", "000000000000000000000000", "",
+     "00000000000000000000000000000000", "cea7403d4d606b6e074ec5d3baf39d18d0d1c8a799996bf0265b98b5d48ab919"},
+    {"feffe9928665731c6d6a8f9467308308feffe9928665731c6d6a8f9467308308", "cafebabefacedbaddecaf888", "",
+     "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a721c3c0c95956809532fcf0e2449a6b525"
+     "b16aedf5aa0de657ba637b391aafd255",
+     "522dc1f099567d07f47f37a32a84427d643a8cdcbfe5c0c97598a2bd2555d1aa8cb08e48590dbb3da7b08b1056828838"
+     "c5f61e6393ba7a0abcc9f662898015adb094dac5d93471bdec1a502270e3cc6c"},
+    {"feffe9928665731c6d6a8f9467308308feffe9928665731c6d6a8f9467308308", "cafebabefacedbaddecaf888",
+     "feedfacedeadbeeffeedfacedeadbeefabaddad2",
+     "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a721c3c0c95956809532fcf0e2449a6b525"
+     "b16aedf5aa0de657ba637b39",
+     "522dc1f099567d07f47f37a32a84427d643a8cdcbfe5c0c97598a2bd2555d1aa8cb08e48590dbb3da7b08b1056828838"
+     "c5f61e6393ba7a0abcc9f66276fc6ece0f4e1768cddf8853bb2d551b"},
+};
+
+static size_t unhex(const char *text, uint8_t *out)
+{
+    size_t n = strlen(text) / 2;
+    assert_int_equal(hex_decode(text, n, out), 0);
+    return n;
+}
+
+static void known_answers(void **state)
+{
+    (void)state;
+    struct aead *seals = aead_create(true), *opens = aead_create(false);
+    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
+        uint8_t key[32], nonce[12], ad[64], plain[128], sealed[128], out[128];
+        unhex(vectors[i].key, key);
+        unhex(vectors[i].nonce, nonce);
+        size_t ad_n = unhex(vectors[i].ad, ad), n = unhex(vectors[i].plain, plain);
+        assert_int_equal(unhex(vectors[i].sealed, sealed), n + AEAD_TAG_BYTES);
+        aead_key(seals, key);
+        aead_key(opens, key);
+        aead_seal(seals, nonce, ad, ad_n, plain, n, out);
+        assert_memory_equal(out, sealed, n + AEAD_TAG_BYTES);
+        memset(out, 0xee, sizeof out);
+        assert_int_equal(aead_open(opens, nonce, ad, ad_n, sealed, n + AEAD_TAG_BYTES, out), 0);
+        assert_memory_equal(out, plain, n);
+        /* In place, both ways. */
+        memcpy(out, plain, n);
+        aead_seal(seals, nonce, ad, ad_n, out, n, out);
+        assert_memory_equal(out, sealed, n + AEAD_TAG_BYTES);
+        assert_int_equal(aead_open(opens, nonce, ad, ad_n, out, n + AEAD_TAG_BYTES, out), 0);
+        assert_memory_equal(out, plain, n);
+    }
+    aead_free(seals);
+    aead_free(opens);
+}
+
+static void every_changed_bit_is_noticed(void **state)
+{
+    (void)state;
+    struct aead *opens = aead_create(false);
+    uint8_t key[32], nonce[12], ad[64], sealed[128], out[128], zero[128] = {0};
+    unhex(vectors[3].key, key);
+    unhex(vectors[3].nonce, nonce);
+    size_t ad_n = unhex(vectors[3].ad, ad), n = unhex(vectors[3].sealed, sealed);
+    aead_key(opens, key);
+    uint8_t *const parts[] = {nonce, ad, sealed};
+    const size_t sizes[] = {sizeof nonce, ad_n, n};
+    for (int p = 0; p < 3; p++)
+        for (size_t bit = 0; bit < 8 * sizes[p]; bit++) {
+            parts[p][bit / 8] ^= (uint8_t)(1 << bit % 8);
+            memset(out, 0xee, sizeof out);
+            assert_int_equal(aead_open(opens, nonce, ad, ad_n, sealed, n, out), -EBADMSG);
+            assert_memory_equal(out, zero, n - AEAD_TAG_BYTES); /* wiped */
+            assert_int_equal(out[n - AEAD_TAG_BYTES], 0xee);
+            parts[p][bit / 8] ^= (uint8_t)(1 << bit % 8);
+        }
+    assert_int_equal(aead_open(opens, nonce, ad, ad_n, sealed, n, out), 0);
+    assert_int_equal(aead_open(opens, nonce, ad, ad_n - 1, sealed, n, out), -EBADMSG);
+    assert_int_equal(aead_open(opens, nonce, ad, ad_n, sealed, n - 1, out), -EBADMSG);
+    assert_int_equal(aead_open(opens, nonce, ad, ad_n, sealed, AEAD_TAG_BYTES, out), -EBADMSG);
+    aead_free(opens);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(known_answers),
+        cmocka_unit_test(every_changed_bit_is_noticed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
