@@ -7,6 +7,8 @@
 #ifndef LARDER_CONN_H
 #define LARDER_CONN_H
 
+#include <stdbool.h>
+
 #include "format/base/cursor.h"
 #include "format/base/err.h"
 #include "format/base/list.h"
@@ -17,8 +19,8 @@ struct conn_options;
 struct channel_config;
 
 struct conn_options {
-    const char *host, *port;
-    struct channel_config *config; /* a reference is taken */
+    const char *host, *port;       /* copied */
+    struct channel_config *config; /* a reference is taken. NULL: a clear channel, for tests */
     unsigned connect_timeout_ms, request_timeout_ms, reconnect_ms;
 };
 
@@ -33,6 +35,11 @@ struct conn_hello { /* what the server said of itself and of us */
 must_check int conn_open(const struct conn_options *o, struct conn **out, struct err *e);
 /* Fails what is in flight with ERR_CANCELLED and joins the thread. NULL allowed. */
 void conn_close(struct conn *c);
+/* Fails what is in flight and all that comes later with ERR_CANCELLED; the connection stays to be closed. Any
+ * thread. */
+void conn_stop(struct conn *c);
+/* How bytes travel, for people: "TLS 1.3 over TCP". */
+const char *conn_path(const struct conn *c);
 void conn_hello(struct conn *c, struct conn_hello *out);
 
 /* A request under way. The submitter owns it until `done` ran (on the connection's thread: must be short and
@@ -53,7 +60,9 @@ struct call {
     /* Private. */
     struct list link;
     uint64_t id, deadline_ms;
-    int64_t credit;
+    int64_t credit; /* bytes that the server may still send; streams without flow control: INT64_MAX */
+    uint32_t bound_ms;
+    bool cancelled;
 };
 void conn_submit(struct conn *c, struct call *call, struct slice message, struct slice tail);
 void conn_cancel(struct conn *c, struct call *call);                 /* done follows soon */

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opening and closing a client, and the helpers at the border to larder.h. */
+#include "client/client.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/clock.h"
+#include "client/opened.h"
+#include "client/secrets.h"
+#include "format/channel.h"
+#include "format/dtype.h"
+#include "format/version.h"
+
+static_assert((int)LARDER_UNSUPPORTED == (int)ERR_UNSUPPORTED, "classes are the same numbers");
+static_assert((int)LARDER_F6_E3M2 == (int)DTYPE_F6_E3M2, "dtypes are the same numbers");
+static_assert(LARDER_DIMS_MAX == TENSOR_DIMS_MAX && LARDER_STATE_BYTES == LOADER_STATE_BYTES_MAX,
+              "as in limits.h");
+static_assert(sizeof(((struct larder_error *)0)->text) == ERR_TEXT_BYTES, "texts are not cut at the border");
+
+/* ---- small public helpers ---- */
+
+const char *larder_class_name(enum larder_class kind)
+{
+    return err_class_name((enum err_class)kind);
+}
+
+const char *larder_version(void)
+{
+    return LARDER_VERSION_STRING;
+}
+
+unsigned larder_dtype_bits(enum larder_dtype dtype)
+{
+    return dtype_known((unsigned)dtype) ? dtype_bits((enum dtype)dtype) : 0;
+}
+
+const char *larder_dtype_name(enum larder_dtype dtype)
+{
+    return dtype_known((unsigned)dtype) ? dtype_name((enum dtype)dtype) : "unknown";
+}
+
+/* ---- the border ---- */
+
+int client_enter(struct larder *c, struct err *e)
+{
+    if (!c)
+        return err_set(e, ERR_INVALID, "the client is NULL; open one with larder_open first");
+    if (c->pid != getpid()) {
+        err_set(e, ERR_INVALID,
+                "this client was opened by process %d before a fork, and this is process %d: threads and "
+                "connections do not "
+                "survive fork; open a client in the child (or fork before larder_open)",
+                (int)c->pid, (int)getpid());
+        if (e)
+            e->errnum = ECHILD;
+        return -ECHILD;
+    }
+    return 0;
+}
+
+int client_leave(int rc, const struct err *from, struct larder_error *to)
+{
+    if (!to)
+        return rc;
+    if (rc >= 0) {
+        *to = (struct larder_error){0};
+        return rc;
+    }
+    to->kind = (enum larder_class)from->class;
+    to->errnum = from->errnum;
+    memcpy(to->text, from->text, sizeof to->text);
+    return rc;
+}
+
+const struct credentials *client_credentials(struct larder *c)
+{
+    return &c->credentials;
+}
+
+struct conn *client_conn(struct larder *c)
+{
+    return c->conn;
+}
+
+const struct larder_options *client_options(struct larder *c)
+{
+    return &c->options;
+}
+
+uint32_t client_timeout(struct larder *c, int timeout_ms)
+{
+    return timeout_ms < 0 ? c->options.request_timeout_ms : (uint32_t)timeout_ms;
+}
+
+int client_connect(struct larder *c, struct conn **out, struct err *e)
+{
+    struct conn_options o = {
+        .host = c->host,
+        .port = c->port,
+        .config = c->config,
+        .connect_timeout_ms = c->options.connect_timeout_ms,
+        .request_timeout_ms = c->options.request_timeout_ms,
+        .reconnect_ms = c->options.reconnect_ms,
+    };
+    return conn_open(&o, out, e);
+}
+
+/* ---- opening ---- */
+
+static unsigned default_threads(void)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    long n = cores / 2 > 1 ? cores / 2 : 1;
+    return n < 16 ? (unsigned)n : 16;
+}
+
+static int fill_options(struct larder *c, const struct larder_options *o, struct err *e)
+{
+    if (o && o->size > 0)
+        memcpy(&c->options, o, o->size < sizeof c->options ? o->size : sizeof c->options);
+    struct larder_options *p = &c->options;
+    const char *path = p->credentials ? p->credentials : getenv("LARDER_CREDENTIALS");
+    if (!path || !*path)
+        return err_set(
+            e, ERR_INVALID,
+            "no credential file is named; set LARDER_CREDENTIALS to its path, or credentials in the options");
+    c->path = strdup(path);
+    if (!c->path)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a client");
+    p->size = sizeof *p;
+    p->credentials = c->path;
+    p->staging_bytes = p->staging_bytes ? p->staging_bytes : 256u << 20;
+    p->threads = p->threads ? p->threads : default_threads();
+    if (p->threads > 256)
+        p->threads = 256;
+    p->nice = p->nice ? p->nice : 5;
+    p->connect_timeout_ms = p->connect_timeout_ms ? p->connect_timeout_ms : 10000;
+    p->request_timeout_ms = p->request_timeout_ms ? p->request_timeout_ms : 60000;
+    p->reconnect_ms = p->reconnect_ms ? p->reconnect_ms : 30000;
+    return 0;
+}
+
+/* The certificate decides who we are; a file that says otherwise was put together wrongly. */
+static int check_identity(struct larder *c, struct err *e)
+{
+    struct conn_hello h;
+    conn_hello(c->conn, &h);
+    if (strcmp(h.tenant, c->credentials.tenant) != 0)
+        return err_set(
+            e, ERR_DENIED,
+            "the credential file %s is of tenant %s, but its certificate is of tenant %s; get a matching one",
+            c->path, c->credentials.tenant, h.tenant);
+    return 0;
+}
+
+static int take_staging(struct larder *c, struct err *e)
+{
+    struct conn_hello h;
+    conn_hello(c->conn, &h);
+    if (h.role == ROLE_READER) /* cannot save */
+        return 0;
+    return pool_create(c->options.staging_bytes, CHUNK_PLAIN_BYTES_MAX, &c->staging, e);
+}
+
+static void client_free(struct larder *c)
+{
+    conn_close(c->conn);
+    pool_destroy(c->staging);
+    if (c->config)
+        channel_config_unref(c->config);
+    credentials_free(&c->credentials);
+    free(c->path);
+    free(c);
+}
+
+static int client_open(struct larder *c, const struct larder_options *o, struct err *e)
+{
+    int rc = fill_options(c, o, e);
+    if (rc < 0)
+        return rc;
+    rc = secrets_load(c->path, c->options.connect_timeout_ms, &c->credentials, e);
+    if (rc < 0)
+        return rc;
+    const struct credentials *k = &c->credentials;
+    rc = address_split(k->server, c->host, sizeof c->host, c->port, sizeof c->port, e);
+    if (rc == 0)
+        rc = channel_config_create(false, k->ca_pem, k->certificate_pem, k->key_pem, &c->config, e);
+    if (rc < 0)
+        return err_prepend(e, "credential file %s", c->path);
+    rc = client_connect(c, &c->conn, e);
+    if (rc == 0)
+        rc = check_identity(c, e);
+    if (rc == 0)
+        rc = take_staging(c, e);
+    return rc;
+}
+
+int larder_open(const struct larder_options *options, struct larder **out, struct larder_error *error)
+{
+    struct err e;
+    err_clear(&e);
+    struct larder *c = calloc(1, sizeof *c);
+    if (!c)
+        return client_leave(err_set(&e, ERR_NO_MEMORY, "no memory for a client"), &e, error);
+    c->pid = getpid();
+    secrets_random(&c->incarnation, sizeof c->incarnation);
+    int rc = client_open(c, options, &e);
+    if (rc < 0)
+        client_free(c);
+    else
+        *out = c;
+    return client_leave(rc, &e, error);
+}
+
+int larder_close(struct larder *c, int timeout_ms, struct larder_error *error)
+{
+    struct err e;
+    err_clear(&e);
+    if (!c)
+        return client_leave(0, &e, error);
+    int rc = client_enter(c, &e);
+    if (rc == 0) {
+        (void)timeout_ms;
+        client_free(c);
+    }
+    return client_leave(rc, &e, error);
+}
+
+int larder_info(struct larder *c, struct larder_info *out, struct larder_error *error)
+{
+    struct err e;
+    err_clear(&e);
+    int rc = client_enter(c, &e);
+    if (rc < 0)
+        return client_leave(rc, &e, error);
+    struct conn_hello h;
+    conn_hello(c->conn, &h);
+    struct larder_info i = {.size = out->size, .server_time_ns = h.server_time_ns};
+    snprintf(i.server, sizeof i.server, "%s", c->credentials.server);
+    snprintf(i.tenant, sizeof i.tenant, "%s", h.tenant);
+    snprintf(i.role, sizeof i.role, "%s", role_name(h.role));
+    snprintf(i.server_software, sizeof i.server_software, "%s", h.software);
+    snprintf(i.path, sizeof i.path, "%s%s%s", conn_path(c->conn), c->staging ? "; staging " : "",
+             c->staging ? pool_note(c->staging) : "");
+    memcpy(out, &i, out->size < sizeof i ? out->size : sizeof i);
+    return client_leave(0, &e, error);
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What conn.c (calls) and conn_io.c (the thread) share.
+ *
+ * One lock guards calls and state; `more` and `done` run without it. A call is on one of three lists: queue
+ * (not yet handed to the channel, its bytes in an `outgoing`), flying (sent, answer awaited) or ended (its
+ * err is set, done not yet run). Only the thread moves a call to the channel or runs its callbacks.
+ */
+#ifndef LARDER_CLIENT_CONN_PRIVATE_H
+#define LARDER_CLIENT_CONN_PRIVATE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "client/conn.h"
+#include "format/channel.h"
+
+enum conn_state {
+    CONN_CONNECTING, /* first try, or after a loss */
+    CONN_UP,
+    CONN_DOWN, /* given up: the next submit tries again */
+};
+
+struct outgoing {
+    struct list link;
+    struct call *call; /* NULL: one way */
+    struct frame_header header;
+    size_t message_bytes, tail_bytes;
+    uint8_t bytes[];
+};
+
+struct conn {
+    char *host, *port;
+    struct channel_config *config;
+    unsigned connect_timeout_ms, request_timeout_ms, reconnect_ms;
+    pthread_t thread;
+    int wake; /* eventfd */
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* state, hello */
+    enum conn_state state;
+    bool stopping;  /* every call fails from now on */
+    bool closing;   /* and the thread ends */
+    bool opened;    /* the first connection was made */
+    struct err why; /* of CONN_DOWN */
+    struct conn_hello hello;
+    struct list queue, flying, ended;
+    uint64_t next_id;
+    uint64_t next_deadline_ms; /* no call ends earlier */
+
+    /* The thread's own. */
+    struct channel *channel;
+    uint8_t *input;
+    int fd;
+    uint64_t up_since_ms;
+};
+
+void *conn_thread(void *arg);
+void conn_wake(struct conn *c);
+/* With the lock held: the call ends with e (copied). */
+void conn_end(struct conn *c, struct call *call, const struct err *e);
+
+/* With the lock held. */
+void conn_one_way(struct conn *c, uint16_t opcode, uint64_t id, const struct buf *message);
+bool conn_flying(struct conn *c, const struct call *call);
+
+#endif

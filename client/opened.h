@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An opened client, for the files of the client that need its parts. */
+#ifndef LARDER_CLIENT_OPENED_H
+#define LARDER_CLIENT_OPENED_H
+
+#include <sys/types.h>
+
+#include "client/client.h"
+#include "gpudirect/pool.h"
+
+struct larder {
+    struct larder_options options; /* defaults filled in; credentials points to path */
+    char *path;                    /* of the credential file */
+    struct credentials credentials;
+    struct channel_config *config;
+    char host[256], port[16];
+    struct conn *conn;
+    pid_t pid;             /* who opened it: children of fork are refused */
+    struct pool *staging;  /* NULL for a role that cannot save */
+    struct id incarnation; /* the attempt of saves that name none and have no other ranks */
+};
+
+#endif
