@@ -202,9 +202,15 @@ static void decode(const uint8_t *masks, size_t n, unsigned k, uint8_t base, con
 const struct tiers_ops tiers_portable = {
     .name = "portable", .split = split, .merge = merge, .encode = encode, .count = count, .decode = decode};
 
+/* From the slowest to the fastest. */
 const struct tiers_ops *tiers_ops_at(unsigned i)
 {
-    return i == 0 ? &tiers_portable : NULL;
+    const struct tiers_ops *all[] = {&tiers_portable, tiers_avx2(), tiers_avx512()};
+    unsigned seen = 0;
+    for (size_t j = 0; j < sizeof all / sizeof all[0]; j++)
+        if (all[j] && seen++ == i)
+            return all[j];
+    return NULL;
 }
 
 const struct tiers_ops *tiers_ops_best(void)

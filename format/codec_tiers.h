@@ -46,6 +46,9 @@ static inline size_t tier_mask_bytes(size_t n, unsigned k)
 }
 
 extern const struct tiers_ops tiers_portable;
+/* NULL where the processor lacks the instructions. */
+const struct tiers_ops *tiers_avx2(void);
+const struct tiers_ops *tiers_avx512(void);
 /* The best that this machine can run. */
 const struct tiers_ops *tiers_ops_best(void);
 /* All that this machine can run, for tests: NULL behind the last. */
