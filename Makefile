@@ -30,7 +30,7 @@ FORMAT_LIBS := -lzstd -lssl -lcrypto -lxxhash -ljansson -lm
 SERVER_LIBS := -luring -linih
 CLIENT_LIBS := -ldl -lm
 
-sources = $(sort $(foreach d,$(1),$(wildcard $(d)/*.c $(d)/*/*.c)))
+sources = $(sort $(foreach d,$(1),$(wildcard $(d)/*.c $(d)/*/*.c $(d)/*/*/*.c)))
 objects = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 
 FORMAT := $(call objects,$(call sources,format))

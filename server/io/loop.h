@@ -4,10 +4,11 @@
  * the ring (io_uring; server/io/ring.h) and a seeded simulator (server/io/sim.h). Code above cannot tell
  * which it runs on.
  *
- * One loop is one thread. Every call but loop_post is made on the loop's own thread. An operation embeds its
- * completion: the caller owns `struct io_op` (zeroed before first use), keeps it and every buffer and path it
- * names alive until `done` runs, and may reuse or free it from within `done`. Submitting never calls back:
- * `done` runs later, from loop_run.
+ * One loop is one thread: the one that first calls loop_run. Every call but loop_post is made on it, or
+ * before it starts: operations submitted early begin with loop_run. An operation embeds its completion: the
+ * caller owns `struct io_op` (zeroed before first use), keeps it and every buffer and path it names alive
+ * until `done` runs, and may reuse or free it from within `done`. Submitting never calls back: `done` runs
+ * later, from loop_run.
  *
  * op->result is >= 0 or a negative errno. Short transfers are continued here: a read ends short only at the
  * end of the file, a write or send never. More operations than the kernel's queue takes are held back in
@@ -45,7 +46,9 @@ void loop_write(struct loop *l, struct io_op *op, int fd, const void *p, size_t 
 void loop_fdatasync(struct loop *l, struct io_op *op, int fd);
 void loop_fsync(struct loop *l, struct io_op *op, int fd); /* also folders */
 void loop_allocate(struct loop *l, struct io_op *op, int fd,
-                   uint64_t n);                            /* reserves space; -EOPNOTSUPP where none */
+                   uint64_t n); /* reserves space; -EOPNOTSUPP where none */
+void loop_truncate(struct loop *l, struct io_op *op, int fd,
+                   uint64_t n); /* sets the length; also gives back what was reserved past it */
 void loop_close(struct loop *l, struct io_op *op, int fd); /* files and sockets */
 void loop_link(struct loop *l, struct io_op *op, const char *from,
                const char *to); /* -EEXIST if `to` exists */

@@ -5,6 +5,12 @@
 
 #include "server/io/loop.h"
 
+/* At most this many operations per entry of the submission queue are with the kernel at once, 8,192 by
+ * default; more are held back. An idle connection with a pending receive is one of them, so the number of
+ * connections per loop must stay well below. The completion queue is sized for it: 16 bytes for each, twice.
+ */
+#define RING_FLIGHT_PER_ENTRY 32u
+
 struct ring_options {
     unsigned entries; /* submission queue; 0: 256 */
     bool worker_pool; /* file operations on a pool of threads and sockets on epoll, for machines that refuse

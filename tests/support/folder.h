@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Temporary folders for tests: below $BUILD, so on a real disk where that is one. */
+#ifndef LARDER_TEST_FOLDER_H
+#define LARDER_TEST_FOLDER_H
+
+#include <stddef.h>
+
+void folder_make(char *path, size_t size); /* aborts with a message if it cannot */
+void folder_remove(const char *path);      /* with all that is in it */
+
+#endif

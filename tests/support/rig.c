@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/support/rig.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/io/ring.h"
+#include "tests/support/folder.h"
+
+void rig_open(struct rig *r, enum rig_kind kind, unsigned entries)
+{
+    struct err e = {0};
+    memset(r, 0, sizeof *r);
+    r->kind = kind;
+    struct ring_options o = {.entries = entries, .worker_pool = kind == RIG_POOL};
+    if (ring_create(&o, &r->loop, &e)) {
+        fprintf(stderr, "rig: %s\n", e.text);
+        abort();
+    }
+    loop_stop(r->loop); /* so that loop_run returns whenever nothing is pending */
+    folder_make(r->folder, sizeof r->folder);
+}
+
+void rig_close(struct rig *r)
+{
+    rig_settle(r);
+    loop_destroy(r->loop);
+    folder_remove(r->folder);
+}
+
+void rig_settle(struct rig *r)
+{
+    struct err e = {0};
+    if (loop_run(r->loop, &e)) {
+        fprintf(stderr, "rig: %s\n", e.text);
+        abort();
+    }
+}
+
+const char *rig_path(struct rig *r, const char *name)
+{
+    static char paths[4][256];
+    static unsigned turn;
+    char *path = paths[turn++ % 4];
+    snprintf(path, sizeof paths[0], "%s/%s", r->folder, name);
+    return path;
+}
+
+static void step_done(struct io_op *op)
+{
+    container_of(op, struct step, op)->done = true;
+}
+
+struct io_op *step_op(struct step *s)
+{
+    s->op.done = step_done;
+    s->done = false;
+    return &s->op;
+}
+
+int64_t step_end(struct rig *r, struct step *s)
+{
+    rig_settle(r);
+    check(s->done);
+    return s->op.result;
+}
