@@ -338,6 +338,11 @@ void conn_hello(struct conn *c, struct conn_hello *out)
     pthread_mutex_unlock(&c->lock);
 }
 
+unsigned conn_reconnect_ms(const struct conn *c)
+{
+    return c->reconnect_ms;
+}
+
 const char *conn_path(const struct conn *c)
 {
     return c->config ? "TLS 1.3 over TCP" : "clear TCP";

@@ -38,6 +38,7 @@ void conn_close(struct conn *c);
 /* Fails what is in flight and all that comes later with ERR_CANCELLED; the connection stays to be closed. Any
  * thread. */
 void conn_stop(struct conn *c);
+unsigned conn_reconnect_ms(const struct conn *c); /* as given to conn_open */
 /* How bytes travel, for people: "TLS 1.3 over TCP". */
 const char *conn_path(const struct conn *c);
 void conn_hello(struct conn *c, struct conn_hello *out);

@@ -313,8 +313,14 @@ static int take_hello(struct conn *c, const struct frame *f, uint64_t id, struct
         return err_set(e, ERR_PROTOCOL, "the server's hello names a tenant that is no tenant name");
     err_quote(h.software, sizeof h.software, m.software.p, m.software.n);
     pthread_mutex_lock(&c->lock);
+    bool another = c->opened && !id_equal(&c->hello.store_id, &h.store_id);
     c->hello = h;
     pthread_mutex_unlock(&c->lock);
+    if (another) /* what was begun there does not exist here */
+        return err_set(e, ERR_MISMATCH,
+                       "%s:%s now serves another store than when this client was opened; close the client "
+                       "and open it again",
+                       c->host, c->port);
     return 0;
 }
 
@@ -555,7 +561,7 @@ static void block_signals(void)
 static bool is_final(const struct err *e)
 {
     return e->class == ERR_DENIED || e->class == ERR_VERSION || e->class == ERR_INVALID ||
-           e->class == ERR_UNSUPPORTED || e->class == ERR_CANCELLED;
+           e->class == ERR_UNSUPPORTED || e->class == ERR_MISMATCH || e->class == ERR_CANCELLED;
 }
 
 static void set_state(struct conn *c, enum conn_state state)

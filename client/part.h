@@ -54,6 +54,8 @@ struct part_writer_options {
     struct id attempt;
     uint32_t rank, world, chunks;
     uint64_t plain_bytes; /* for the reservation */
+    uint64_t index_bytes; /* likewise: upper bound of tensors, aliases and blobs in the index; see
+                             part_index_bytes */
     enum codec_level level;
     unsigned verify_percent;
     uint64_t in_flight_bytes; /* sent and not answered; 0: 32 MiB */
@@ -67,6 +69,10 @@ must_check int part_writer_chunk(struct part_writer *w, struct part_scratch *s, 
  * hashes are the writer's). Fills what join needs. */
 must_check int part_writer_seal(struct part_writer *w, struct index_private *x, struct commit_part *out,
                                 struct err *e);
+/* Upper bound of what tensors, aliases and blobs with their names take in the index, encoded. */
+uint64_t part_index_bytes(const struct index_private *x);
+/* Any thread: what is under way or comes later fails with e. */
+void part_writer_fail(struct part_writer *w, const struct err *e);
 void part_writer_progress(struct part_writer *w, uint64_t *plain, uint64_t *stored, uint64_t *sent,
                           uint32_t *chunks_sent); /* any thread */
 void part_writer_free(struct part_writer *w);     /* discards the segment on the server unless sealed */

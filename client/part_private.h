@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What part_read.c and part_fetch.c share. */
+#ifndef LARDER_CLIENT_PART_PRIVATE_H
+#define LARDER_CLIENT_PART_PRIVATE_H
+
+#include "client/part.h"
+
+struct part {
+    struct larder *client;
+    struct id run_id;
+    char run[NAME_BYTES_MAX + 1];
+    uint32_t rank;
+    struct segment_header header;
+    struct segment_trailer trailer;
+    struct seal *seal;
+    struct chunk_entry *chunks;
+    uint32_t chunk_count;
+    struct index_private index;
+};
+
+struct part_scratch {
+    struct codec_state *codec;
+    struct seal_state *seal;
+    uint8_t *bytes; /* payloads: CHUNK_STORED_BYTES_MAX */
+    uint8_t *plain; /* for decoding again what is about to be sent; taken when first needed */
+};
+
+struct range {
+    uint64_t offset, bytes;
+};
+
+/* Reads ranges of one segment, one behind the other, into out. Asks again, from where it was, after a lost
+ * connection. */
+must_check int segment_read(struct conn *conn, const struct id *run_id, const struct id *segment,
+                            const struct range *ranges, uint32_t count, uint8_t *out, struct err *e);
+
+#endif
