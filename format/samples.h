@@ -13,11 +13,16 @@
 #include "format/base/cursor.h"
 #include "format/base/err.h"
 
+/*
+ * Tar. The key of a member is its name up to the first dot of the base name, folder included; what follows
+ * the dot is the field ("bin" if there is no dot). Case is kept. Folders, devices and members whose base name
+ * begins with a dot are no samples and passed over; links are refused, since what they stand for may be
+ * elsewhere.
+ */
 enum shard_format {
-    SHARD_WHOLE = 0, /* the file is one sample with one field "bin" */
-    SHARD_TAR =
-        1, /* members grouped by key: base name up to its first dot, with its folder; ext is the field */
-    SHARD_RECORDS = 2, /* fixed-size records */
+    SHARD_WHOLE = 0,   /* the file is one sample with one field "bin"; its key is the shard's base name */
+    SHARD_TAR = 1,     /* members grouped by key, as WebDataset does: see below */
+    SHARD_RECORDS = 2, /* fixed-size records, each a sample with one field "bin" and an empty key */
     SHARD_FORMAT_COUNT
 };
 
@@ -26,6 +31,8 @@ struct sample_field {
     uint64_t offset;   /* of the data, in the shard */
     uint64_t bytes;
 };
+
+#define SAMPLE_FIELDS_MAX 1024u
 
 struct samples; /* immutable once built */
 

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Goal: the order is a permutation of all samples in every epoch, spread evenly, and the same on every
+ * machine (cases D9 to D11 lean on it). Method: bijection for many sizes, chi-square over many keys, values
+ * computed once and written down here and in FORMAT.md. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "format/order.h"
+
+static void permutation_is_a_bijection(void **state)
+{
+    (void)state;
+    static uint8_t hit[70000];
+    for (uint64_t n = 1; n < 70000; n = n < 300 ? n + 1 : n * 3 / 2) {
+        for (uint64_t key = 0; key < 3; key++) {
+            memset(hit, 0, n);
+            for (uint64_t x = 0; x < n; x++) {
+                uint64_t y = order_permute(n, key * 0x123456789abcdefull, x);
+                assert_true(y < n);
+                assert_int_equal(hit[y]++, 0);
+            }
+        }
+    }
+}
+
+/* Where does position x land, over many keys? In each of `cells` equally often. */
+static void landings_are_even(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[] = {2, 3, 4, 5, 7, 10, 16, 17, 100, 1000};
+    enum { KEYS = 20000 };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        uint64_t n = sizes[i], cells = n < 10 ? n : 10;
+        for (uint64_t x = 0; x < n; x += n / 4 + 1) {
+            double count[10] = {0}, chi = 0;
+            for (uint64_t key = 0; key < KEYS; key++)
+                count[order_permute(n, key, x) * cells / n]++;
+            for (uint64_t c = 0; c < cells; c++) {
+                uint64_t low = (c * n + cells - 1) / cells, high = ((c + 1) * n + cells - 1) / cells;
+                double expected = (double)KEYS * (double)(high - low) / (double)n;
+                chi += (count[c] - expected) * (count[c] - expected) / expected;
+            }
+            /* 9 degrees of freedom: above 40 once in 130,000; keys are fixed, so this cannot flicker. */
+            if (chi > 40)
+                print_error("n %llu x %llu chi %f\n", (unsigned long long)n, (unsigned long long)x, chi);
+            assert_true(chi < 40);
+        }
+    }
+}
+
+/* Neighbours do not stay neighbours: pairs (x, x + 1) land in each ordered pair of halves as often. */
+static void neighbours_part(void **state)
+{
+    (void)state;
+    enum { N = 1000, KEYS = 200 };
+    double same = 0, adjacent = 0;
+    for (uint64_t key = 0; key < KEYS; key++)
+        for (uint64_t x = 0; x + 1 < N; x++) {
+            uint64_t a = order_permute(N, key, x), b = order_permute(N, key, x + 1);
+            same += (a < N / 2) == (b < N / 2);
+            adjacent += b == a + 1;
+        }
+    double pairs = (double)KEYS * (N - 1);
+    assert_true(same / pairs > 0.49 && same / pairs < 0.51);
+    assert_true(adjacent / pairs > 0.0007 && adjacent / pairs < 0.0013);
+}
+
+/* These stand in FORMAT.md: whoever writes another implementation checks it against them. */
+static void golden_values(void **state)
+{
+    (void)state;
+    static const uint64_t ten[10] = {2, 9, 4, 1, 6, 8, 0, 5, 3, 7};
+    for (uint64_t x = 0; x < 10; x++)
+        assert_true(order_permute(10, 42, x) == ten[x]);
+    assert_true(order_permute(1000000000000ull, 7, 123456789ull) == 328071954450ull);
+    assert_true(order_permute(UINT64_MAX, 1, 0) == 4000726240098497997ull);
+    static const uint64_t counts[4] = {3, 0, 5, 2};
+    static const uint8_t expected[20][2] = {{0, 1}, {0, 2}, {0, 0}, {3, 1}, {2, 3}, {2, 4}, {2, 2},
+                                            {3, 0}, {2, 1}, {2, 0}, {2, 2}, {3, 0}, {3, 1}, {2, 3},
+                                            {2, 4}, {2, 0}, {2, 1}, {0, 2}, {0, 1}, {0, 0}};
+    struct order *o;
+    assert_int_equal(order_create(counts, 4, 2024, 2, &o, NULL), 0);
+    for (uint64_t p = 0; p < 20; p++) {
+        struct order_place at = order_at(o, p);
+        assert_true(at.shard == expected[p][0] && at.sample == expected[p][1]);
+    }
+    order_free(o);
+}
+
+static void each_epoch_has_every_sample_once(void **state)
+{
+    (void)state;
+    static const uint64_t counts[] = {5, 0, 100, 1, 33, 0, 0, 64, 7, 0};
+    enum { SHARDS = 10, SAMPLES = 210 };
+    for (uint32_t window = 0; window < 13; window++) {
+        struct order *o;
+        assert_int_equal(order_create(counts, SHARDS, 99, window, &o, NULL), 0);
+        assert_true(order_samples(o) == SAMPLES);
+        struct order_place first[SAMPLES];
+        int same = 0;
+        for (uint64_t epoch = 0; epoch < 3; epoch++) {
+            bool hit[SHARDS][100] = {{false}};
+            for (uint64_t i = 0; i < SAMPLES; i++) {
+                struct order_place at = order_at(o, epoch * SAMPLES + i);
+                assert_true(at.shard < SHARDS && at.sample < counts[at.shard]);
+                assert_false(hit[at.shard][at.sample]);
+                hit[at.shard][at.sample] = true;
+                if (epoch == 0)
+                    first[i] = at;
+                same += epoch == 1 && first[i].shard == at.shard && first[i].sample == at.sample;
+            }
+        }
+        assert_true(window == 0 ? same == SAMPLES : same < SAMPLES / 2); /* another epoch, another order */
+        order_free(o);
+    }
+}
+
+/* A position means the same whatever was asked before it: state is one number. */
+static void positions_stand_alone(void **state)
+{
+    (void)state;
+    static const uint64_t counts[] = {50, 60, 70};
+    struct order *o, *other;
+    assert_int_equal(order_create(counts, 3, 5, 2, &o, NULL), 0);
+    for (uint64_t p = 0; p < 900; p += 7) {
+        struct order_place a = order_at(o, p);
+        (void)order_at(o, 1000000007ull * p); /* somewhere else */
+        assert_int_equal(order_create(counts, 3, 5, 2, &other, NULL), 0);
+        struct order_place b = order_at(other, p), c = order_at(o, p);
+        assert_true(a.shard == b.shard && a.sample == b.sample && a.shard == c.shard && a.sample == c.sample);
+        order_free(other);
+    }
+    order_free(o);
+}
+
+/* Only shards of one window are open at a time. */
+static void windows_bound_the_shards_in_use(void **state)
+{
+    (void)state;
+    uint64_t counts[20];
+    for (int i = 0; i < 20; i++)
+        counts[i] = 10;
+    struct order *o;
+    assert_int_equal(order_create(counts, 20, 3, 4, &o, NULL), 0);
+    for (uint64_t w = 0; w < 5; w++) {
+        bool used[20] = {false};
+        int n = 0;
+        for (uint64_t i = 0; i < 40; i++)
+            used[order_at(o, w * 40 + i).shard] = true;
+        for (int i = 0; i < 20; i++)
+            n += used[i];
+        assert_int_equal(n, 4);
+    }
+    order_free(o);
+}
+
+static void sequential_is_as_it_stands(void **state)
+{
+    (void)state;
+    static const uint64_t counts[] = {2, 0, 3};
+    static const uint8_t expected[6][2] = {{0, 0}, {0, 1}, {2, 0}, {2, 1}, {2, 2}, {0, 0}};
+    struct order *o;
+    assert_int_equal(order_create(counts, 3, 77, 0, &o, NULL), 0);
+    for (uint64_t p = 0; p < 6; p++) {
+        struct order_place at = order_at(o, p);
+        assert_true(at.shard == expected[p][0] && at.sample == expected[p][1]);
+    }
+    order_free(o);
+}
+
+static void a_million_million_samples(void **state)
+{
+    (void)state;
+    enum { SHARDS = 1000 };
+    static uint64_t counts[SHARDS];
+    for (int i = 0; i < SHARDS; i++)
+        counts[i] = 1000000000ull + (uint64_t)i;
+    struct order *o;
+    struct err e;
+    assert_int_equal(order_create(counts, SHARDS, 1, 100, &o, NULL), 0);
+    uint64_t n = order_samples(o);
+    for (uint64_t p = 0; p < n; p += n / 1000) {
+        struct order_place at = order_at(o, 5 * n + p);
+        assert_true(at.sample < counts[at.shard]);
+    }
+    order_free(o);
+    static const uint64_t none[2] = {0, 0}, over[2] = {UINT64_MAX, 1};
+    assert_int_equal(order_create(none, 2, 1, 1, &o, &e), -EINVAL);
+    assert_int_equal(order_create(none, 0, 1, 1, &o, &e), -EINVAL);
+    assert_int_equal(order_create(over, 2, 1, 1, &o, &e), -E2BIG);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(permutation_is_a_bijection),
+        cmocka_unit_test(landings_are_even),
+        cmocka_unit_test(neighbours_part),
+        cmocka_unit_test(golden_values),
+        cmocka_unit_test(each_epoch_has_every_sample_once),
+        cmocka_unit_test(positions_stand_alone),
+        cmocka_unit_test(windows_bound_the_shards_in_use),
+        cmocka_unit_test(sequential_is_as_it_stands),
+        cmocka_unit_test(a_million_million_samples),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
