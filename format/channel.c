@@ -55,10 +55,10 @@ static size_t pull(void *arg, void *p, size_t n)
         return n;
     }
     n = n < c->lent.n ? n : c->lent.n;
-    if (n > 0)
-        memcpy(p, c->lent.p, n);
-    c->lent.p += n;
-    c->lent.n -= n;
+    if (n == 0)
+        return 0;
+    memcpy(p, c->lent.p, n);
+    c->lent = SLICE(c->lent.p + n, c->lent.n - n);
     return n;
 }
 

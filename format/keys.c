@@ -213,6 +213,13 @@ int envelope_epoch(const void *p, size_t n, struct id *run_id, uint32_t *epoch, 
     return 0;
 }
 
+struct id envelope_dek_id(const uint8_t envelope[ENVELOPE_BYTES])
+{
+    struct id id;
+    memcpy(&id, envelope + V_DEK, ID_BYTES);
+    return id;
+}
+
 static int missing_epoch(const struct keyring *ring, uint32_t epoch, struct err *e)
 {
     char have[128] = "";

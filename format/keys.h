@@ -53,6 +53,10 @@ must_check int envelope_wrap(const struct kek *kek, const char *tenant, const st
 /* Epoch of an envelope without opening it; ERR_CORRUPT / ERR_VERSION. Verifies its checksum. The server uses
  * this. */
 must_check int envelope_epoch(const void *p, size_t n, struct id *run_id, uint32_t *epoch, struct err *e);
+/* Id of the DEK inside, in the clear, of an envelope that envelope_epoch accepted. All envelopes of a run
+ * hold the same DEK: whoever stores them refuses one with another id, or two writers who race could each keep
+ * a key. */
+struct id envelope_dek_id(const uint8_t envelope[ENVELOPE_BYTES]);
 /* ERR_KEY if the keyring has no such epoch, or its KEK is not the one; ERR_CORRUPT if the bytes are damaged.
  */
 must_check int envelope_open(const struct keyring *ring, const char *tenant, const struct id *run_id,

@@ -103,6 +103,8 @@ static void an_envelope_opens(void **state)
     assert_int_equal(keyring_newest(&f.ring)->epoch, 3);
     assert_int_equal(envelope_epoch(f.envelope, sizeof f.envelope, &run, &epoch, NULL), 0);
     assert_int_equal(epoch, 3);
+    struct id dek_id = envelope_dek_id(f.envelope);
+    assert_true(id_equal(&dek_id, &f.dek.id));
     assert_true(id_equal(&run, &f.run_id));
     assert_int_equal(envelope_open(&f.ring, "acme", &f.run_id, f.envelope, ENVELOPE_BYTES, &got, NULL), 0);
     assert_true(secret_equal(got.key, f.dek.key));
