@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public face of an opened dataset version: its shard table, and reading a shard's bytes. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/client.h"
+#include "client/dataset_blob.h"
+#include "client/dataset_published.h"
+#include "client/dataset_read.h"
+#include "client/dataset_view.h"
+#include "client/larder.h"
+
+#define READ_CHUNKS_AT_ONCE 64u /* in one round of fetching; only a few of them are in memory at a time */
+
+/* The chunk that the last read ended in: the next one most often begins there. */
+struct read_cache {
+    uint32_t shard, chunk;
+    size_t bytes; /* 0: holds nothing */
+    uint8_t plain[CHUNK_PLAIN_BYTES_MAX];
+};
+
+int larder_dataset_open(struct larder *c, const char *dataset, uint64_t version, struct larder_dataset **out,
+                        struct larder_error *error)
+{
+    struct err e = {0};
+    int rc = client_enter(c, &e);
+    if (rc == 0)
+        rc = dataset_open(c, client_conn(c), dataset, version, out, &e);
+    return client_leave(rc, &e, error);
+}
+
+void larder_dataset_close(struct larder_dataset *d)
+{
+    if (!d || client_enter(d->client, NULL) == -ECHILD)
+        return;
+    free(d->cache);
+    dataset_close(d);
+}
+
+uint64_t larder_dataset_version(struct larder_dataset *d)
+{
+    return d->version;
+}
+
+size_t larder_dataset_shards(struct larder_dataset *d)
+{
+    return d->table.count;
+}
+
+int larder_dataset_shard(struct larder_dataset *d, size_t i, struct larder_shard_info *out)
+{
+    int rc = client_enter(d->client, NULL);
+    if (rc < 0)
+        return rc;
+    if (i >= d->table.count)
+        return -ENOENT;
+    const struct shard *s = &d->table.shards[i];
+    pthread_mutex_lock(&d->lock);
+    bool known = s->samples != SAMPLES_UNKNOWN;
+    pthread_mutex_unlock(&d->lock);
+    if (!known) {
+        struct dataset_view *v;
+        rc = dataset_view_get(d, (uint32_t)i, true, &v, NULL);
+        if (rc < 0)
+            return rc;
+        dataset_view_put(d, v);
+    }
+    *out = (struct larder_shard_info){.name = s->name, .bytes = s->bytes, .samples = s->samples};
+    return 0;
+}
+
+/* What one call of larder_dataset_read wants: [offset, offset + n) of the shard of v. */
+struct reading {
+    struct larder_dataset *d;
+    const struct dataset_view *v;
+    uint64_t offset;
+    size_t n;
+    uint8_t *out;
+    uint64_t next; /* the first byte that has not been placed yet */
+};
+
+static void remember(struct reading *r, uint32_t chunk, const uint8_t *plain, size_t n)
+{
+    struct read_cache *c = r->d->cache;
+    if (!c)
+        c = r->d->cache = malloc(sizeof *c);
+    if (!c)
+        return; /* slower, not wrong */
+    c->shard = r->v->shard;
+    c->chunk = chunk;
+    c->bytes = n;
+    memcpy(c->plain, plain, n);
+}
+
+/* Places what the plain bytes of a chunk give of the range, from r->next on. */
+static int place(void *arg, uint32_t chunk, const uint8_t *plain, size_t n, struct err *e)
+{
+    struct reading *r = arg;
+    struct chunk_place at = dataset_chunk_of(r->v, r->next);
+    uint64_t left = r->offset + r->n - r->next;
+    size_t take = at.bytes < left ? at.bytes : (size_t)left;
+    if (at.chunk != chunk || at.offset > n || take > n - at.offset)
+        return err_set(e, ERR_CORRUPT, "chunk %u has %zu bytes, %zu at %u of chunk %u were expected", chunk,
+                       n, take, at.offset, at.chunk);
+    memcpy(r->out + (r->next - r->offset), plain + at.offset, take);
+    r->next += take;
+    if (take < at.bytes && plain != (r->d->cache ? r->d->cache->plain : NULL))
+        remember(r, chunk, plain, n);
+    return 0;
+}
+
+static int read_sealed(struct reading *r, struct err *e)
+{
+    int rc = 0;
+    while (rc == 0 && r->next < r->offset + r->n) {
+        const struct read_cache *c = r->d->cache;
+        struct chunk_place at = dataset_chunk_of(r->v, r->next);
+        if (c && c->bytes && c->shard == r->v->shard && c->chunk == at.chunk) {
+            rc = place(r, at.chunk, c->plain, c->bytes, e);
+            continue;
+        }
+        struct chunk_place last = dataset_chunk_of(r->v, r->offset + r->n - 1);
+        uint32_t numbers[READ_CHUNKS_AT_ONCE], count = 0;
+        while (count < READ_CHUNKS_AT_ONCE && at.chunk + count <= last.chunk) {
+            numbers[count] = at.chunk + count;
+            count++;
+        }
+        rc = dataset_chunks_read(r->v->part, r->d->conn, numbers, count, place, r, e);
+    }
+    return rc;
+}
+
+static int read_published(struct reading *r, struct err *e)
+{
+    struct read_piece piece = {
+        .object = dataset_published_object(r->v->shard), .offset = r->offset, .bytes = r->n, .into = r->out};
+    unsigned retry_ms = client_options(r->d->client)->reconnect_ms;
+    struct ranged_read read = {.conn = r->d->conn,
+                               .source = READ_PUBLISHED,
+                               .scope = r->d->version_id,
+                               .pieces = &piece,
+                               .count = 1};
+    struct err why = {0};
+    int rc = ranged_read_wait(&read, retry_ms, &why);
+    if (rc < 0 && why.class == ERR_NOT_FOUND) { /* the server restarted and does not know our opening */
+        rc = dataset_published_renew(r->d, &why);
+        if (rc == 0)
+            rc = ranged_read_wait(&read, retry_ms, &why);
+    }
+    if (rc < 0 && e)
+        *e = why;
+    return rc;
+}
+
+static int64_t read_range(struct larder_dataset *d, uint32_t shard, uint64_t offset, void *p, size_t n,
+                          struct err *e)
+{
+    uint64_t size = d->table.shards[shard].bytes;
+    if (offset >= size || n == 0)
+        return 0;
+    if (n > size - offset)
+        n = (size_t)(size - offset);
+    struct dataset_view *v;
+    int rc = dataset_view_get(d, shard, false, &v, e);
+    if (rc < 0)
+        return rc;
+    struct reading r = {.d = d, .v = v, .offset = offset, .n = n, .out = p, .next = offset};
+    rc = d->published ? read_published(&r, e) : read_sealed(&r, e);
+    if (rc < 0)
+        err_prepend(e, "dataset \"%s\", shard \"%s\", %zu bytes at %" PRIu64, d->name,
+                    d->table.shards[shard].name, n, offset);
+    dataset_view_put(d, v);
+    return rc < 0 ? rc : (int64_t)n;
+}
+
+int64_t larder_dataset_read(struct larder_dataset *d, size_t shard, uint64_t offset, void *p, size_t n,
+                            struct larder_error *error)
+{
+    struct err e = {0};
+    int64_t rc = client_enter(d->client, &e);
+    if (rc == 0 && shard >= d->table.count)
+        rc = err_set(&e, ERR_INVALID, "dataset \"%s\" has %u shards, shard number %zu does not exist",
+                     d->name, d->table.count, shard);
+    if (rc == 0 && n > INT64_MAX)
+        rc = err_set(&e, ERR_INVALID, "%zu bytes cannot be read at once", n);
+    if (rc == 0) {
+        pthread_mutex_lock(&d->read_lock);
+        rc = read_range(d, (uint32_t)shard, offset, p, n, &e);
+        pthread_mutex_unlock(&d->read_lock);
+    }
+    return rc < 0 ? client_leave((int)rc, &e, error) : rc;
+}

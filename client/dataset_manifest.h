@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The shard table of an imported dataset version: the blob "larder.shards" of its part 0, so that opening a
+ * version of many shards reads one small object and not all of them.
+ *
+ *   u32 magic "LRDM"   u32 version, 1   u32 count   u32 zero
+ *   count times: u16 length, name; u64 bytes; u64 samples; u8 format
+ *   u64 XXH3-64 of all before it
+ */
+#ifndef LARDER_DATASET_MANIFEST_H
+#define LARDER_DATASET_MANIFEST_H
+
+#include <stdint.h>
+
+#include "format/base/cursor.h"
+#include "format/base/err.h"
+#include "format/limits.h"
+#include "format/samples.h"
+
+/* Names of the tensor and blobs of an imported shard. */
+#define SHARD_TENSOR       "shard"          /* u8, shape [bytes] */
+#define SHARD_BLOB_SAMPLES "larder.samples" /* samples_encode() */
+#define SHARD_BLOB_NAME    "larder.name"
+#define SHARD_BLOB_TABLE   "larder.shards" /* part 0 only */
+
+#define SAMPLES_UNKNOWN UINT64_MAX
+
+struct shard {
+    char *name; /* base name of its file */
+    uint64_t bytes;
+    uint64_t samples; /* SAMPLES_UNKNOWN: of a published directory, not counted yet */
+    enum shard_format format;
+};
+
+/* A table owns its array and names. Zeroed is empty. */
+struct shard_table {
+    struct shard *shards;
+    uint32_t count;
+};
+
+must_check int shard_table_init(struct shard_table *t, uint32_t count, struct err *e); /* all zero */
+must_check int shard_table_name(struct shard_table *t, uint32_t i, struct slice name,
+                                struct err *e); /* copies */
+void shard_table_free(struct shard_table *t);
+
+/* Size of the encoded form: it does not depend on the counts. */
+uint64_t shard_table_bytes(const struct shard_table *t);
+must_check int shard_table_encode(const struct shard_table *t, struct buf *out, struct err *e);
+/* Checks everything; count must be `world`. ERR_CORRUPT, ERR_VERSION. */
+must_check int shard_table_decode(const void *p, size_t n, uint32_t world, struct shard_table *out,
+                                  struct err *e);
+
+#endif

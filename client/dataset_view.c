@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/dataset_view.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/dataset_blob.h"
+#include "client/dataset_published.h"
+#include "format/base/hash.h"
+
+#define VIEWS_KEPT 16
+
+static int open_imported(struct larder_dataset *d, uint64_t version, struct err *e)
+{
+    int rc = run_open(d->client, RUN_DATASET, d->name, false, &d->run, e);
+    if (rc < 0)
+        return rc;
+    enum commit_select select = version ? SELECT_SEQUENCE : SELECT_LATEST_GOOD;
+    rc = run_commit(d->client, &d->run, select, version, &d->commit, NULL, e);
+    if (rc < 0)
+        goto fail;
+    struct dataset_blob table = {0};
+    struct part *first = NULL;
+    rc = part_open(d->client, d->conn, &d->run, &d->commit, 0, &first, e);
+    if (rc == 0)
+        rc = dataset_blob_read(first, d->conn, SHARD_BLOB_TABLE, &table, e);
+    if (rc == 0)
+        rc = shard_table_decode(table.p, table.bytes, d->commit.world, &d->table, e);
+    dataset_blob_free(&table);
+    part_close(first);
+    if (rc < 0) {
+        commit_free(&d->commit);
+        goto fail;
+    }
+    d->version = d->commit.sequence;
+    d->counted = true;
+    return 0;
+fail:
+    run_close(&d->run);
+    return rc;
+}
+
+static int open_either(struct larder_dataset *d, uint64_t version, struct err *e)
+{
+    int rc = open_imported(d, version, e);
+    if (rc == 0 || !e || e->class != ERR_NOT_FOUND)
+        return rc;
+    struct err published = {0};
+    rc = dataset_published_open(d, &published);
+    if (rc < 0) {
+        if (published.class != ERR_NOT_FOUND)
+            *e = published;
+        else if (version == 0)
+            err_prepend(e, "no published directory of that name either");
+        return -e->errnum;
+    }
+    err_clear(e);
+    if (version && version != d->version)
+        return err_set(e, ERR_MISMATCH,
+                       "the published directory has version %" PRIu64 ", asked for was %" PRIu64
+                       ": its files were changed since",
+                       d->version, version);
+    return 0;
+}
+
+int dataset_open(struct larder *c, struct conn *conn, const char *name, uint64_t version,
+                 struct larder_dataset **out, struct err *e)
+{
+    struct err local = {0};
+    e = e ? e : &local;
+    *out = NULL;
+    if (!name)
+        return err_set(e, ERR_INVALID, "no dataset name was given");
+    int rc = run_name_check(name, strlen(name), e);
+    if (rc < 0)
+        return err_prepend(e, "dataset");
+    struct larder_dataset *d = calloc(1, sizeof *d);
+    if (!d)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a dataset handle");
+    d->client = c;
+    d->conn = conn;
+    d->view_max = VIEWS_KEPT;
+    snprintf(d->name, sizeof d->name, "%s", name);
+    list_init(&d->views);
+    pthread_mutex_init(&d->lock, NULL);
+    pthread_mutex_init(&d->read_lock, NULL);
+    pthread_cond_init(&d->loaded, NULL);
+    rc = open_either(d, version, e);
+    if (rc < 0) {
+        err_prepend(e, "dataset \"%s\"", name);
+        dataset_close(d);
+        return rc;
+    }
+    *out = d;
+    return 0;
+}
+
+static void view_free(struct larder_dataset *d, struct dataset_view *v)
+{
+    list_del(&v->link);
+    d->view_count--;
+    if (v->part)
+        part_close(v->part);
+    if (v->samples)
+        samples_free(v->samples);
+    free(v);
+}
+
+void dataset_close(struct larder_dataset *d)
+{
+    if (!d)
+        return;
+    list_for_each_safe (it, &d->views) {
+        struct dataset_view *v = container_of(it, struct dataset_view, link);
+        check(v->refs == 0);
+        view_free(d, v);
+    }
+    shard_table_free(&d->table);
+    if (!d->published && d->version) {
+        commit_free(&d->commit);
+        run_close(&d->run);
+    }
+    pthread_cond_destroy(&d->loaded);
+    pthread_mutex_destroy(&d->read_lock);
+    pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+static int load_part(struct larder_dataset *d, struct dataset_view *v, struct err *e)
+{
+    struct part *p = NULL;
+    int rc = part_open(d->client, d->conn, &d->run, &d->commit, v->shard, &p, e);
+    if (rc < 0)
+        return rc;
+    const struct index_private *x = part_index(p);
+    const struct tensor *t = NULL;
+    for (uint32_t i = 0; i < x->tensor_count; i++)
+        if (slice_eq(x->tensors[i].name, slice_str(SHARD_TENSOR)))
+            t = &x->tensors[i];
+    if (!t || t->dtype != DTYPE_U8 || t->bytes != d->table.shards[v->shard].bytes) {
+        part_close(p);
+        return err_set(e, ERR_CORRUPT,
+                       "its part does not hold the %" PRIu64 " bytes that the shard table names",
+                       d->table.shards[v->shard].bytes);
+    }
+    v->part = p;
+    v->tensor = t;
+    return 0;
+}
+
+static int load_samples(struct larder_dataset *d, struct dataset_view *v, struct err *e)
+{
+    struct shard *s = &d->table.shards[v->shard];
+    struct dataset_blob b = {0};
+    int rc = d->published ? dataset_published_samples(d, v->shard, &b, e)
+                          : dataset_blob_read(v->part, d->conn, SHARD_BLOB_SAMPLES, &b, e);
+    struct samples *samples = NULL;
+    if (rc == 0)
+        rc = samples_decode(b.p, b.bytes, s->bytes, &samples, e);
+    dataset_blob_free(&b);
+    if (rc < 0)
+        return err_prepend(e, "sample index");
+    pthread_mutex_lock(&d->lock);
+    uint64_t n = samples_count(samples);
+    bool same = s->samples == SAMPLES_UNKNOWN || s->samples == n;
+    if (same)
+        s->samples = n;
+    pthread_mutex_unlock(&d->lock);
+    if (!same) {
+        samples_free(samples);
+        return err_set(e, d->published ? ERR_MISMATCH : ERR_CORRUPT,
+                       "its sample index has %" PRIu64 " samples, %" PRIu64 " were expected", n, s->samples);
+    }
+    v->samples = samples;
+    return 0;
+}
+
+/* Under lock: finds or makes the entry. NULL: no memory. */
+static struct dataset_view *entry(struct larder_dataset *d, uint32_t shard)
+{
+    list_for_each (it, &d->views) {
+        struct dataset_view *v = container_of(it, struct dataset_view, link);
+        if (v->shard == shard)
+            return v;
+    }
+    struct dataset_view *v = calloc(1, sizeof *v);
+    if (!v)
+        return NULL;
+    v->shard = shard;
+    list_add_tail(&d->views, &v->link);
+    d->view_count++;
+    return v;
+}
+
+/* Under lock: forgets the views longest unused beyond what is kept. */
+static void trim(struct larder_dataset *d)
+{
+    list_for_each_safe (it, &d->views) {
+        struct dataset_view *v = container_of(it, struct dataset_view, link);
+        if (d->view_count <= d->view_max)
+            return;
+        if (v->refs == 0)
+            view_free(d, v);
+    }
+}
+
+int dataset_view_get(struct larder_dataset *d, uint32_t shard, bool samples, struct dataset_view **out,
+                     struct err *e)
+{
+    check(shard < d->table.count);
+    pthread_mutex_lock(&d->lock);
+    struct dataset_view *v = entry(d, shard);
+    if (!v) {
+        pthread_mutex_unlock(&d->lock);
+        return err_set(e, ERR_NO_MEMORY, "no memory for reading a shard");
+    }
+    v->refs++;
+    while (v->loading) /* by another thread, whose calls are bounded */
+        pthread_cond_wait(&d->loaded, &d->lock);
+    bool need_part = !d->published && !v->part, need_samples = samples && !v->samples;
+    v->loading = need_part || need_samples;
+    list_del(&v->link);
+    list_add_tail(&d->views, &v->link);
+    pthread_mutex_unlock(&d->lock);
+    int rc = need_part ? load_part(d, v, e) : 0;
+    if (rc == 0 && need_samples)
+        rc = load_samples(d, v, e);
+    if (rc < 0)
+        err_prepend(e, "shard %u, \"%s\"", shard, d->table.shards[shard].name);
+    pthread_mutex_lock(&d->lock);
+    if (need_part || need_samples) {
+        v->loading = false;
+        pthread_cond_broadcast(&d->loaded);
+    }
+    if (rc < 0)
+        v->refs--;
+    trim(d);
+    pthread_mutex_unlock(&d->lock);
+    *out = rc < 0 ? NULL : v;
+    return rc;
+}
+
+void dataset_view_ref(struct larder_dataset *d, struct dataset_view *v)
+{
+    pthread_mutex_lock(&d->lock);
+    check(v->refs > 0);
+    v->refs++;
+    pthread_mutex_unlock(&d->lock);
+}
+
+void dataset_view_put(struct larder_dataset *d, struct dataset_view *v)
+{
+    pthread_mutex_lock(&d->lock);
+    check(v->refs > 0);
+    v->refs--;
+    trim(d);
+    pthread_mutex_unlock(&d->lock);
+}
+
+struct chunk_place dataset_chunk_of(const struct dataset_view *v, uint64_t offset)
+{
+    const struct tensor *t = v->tensor;
+    check(offset < t->bytes);
+    if (t->bytes <= CHUNK_PLAIN_BYTES_MAX / 4)
+        return (struct chunk_place){.chunk = t->first_chunk,
+                                    .offset = t->offset + (uint32_t)offset,
+                                    .bytes = (uint32_t)(t->bytes - offset)};
+    uint64_t left = t->bytes - offset;
+    uint32_t within = (uint32_t)(offset % CHUNK_PLAIN_BYTES_MAX), room = CHUNK_PLAIN_BYTES_MAX - within;
+    return (struct chunk_place){.chunk = t->first_chunk + (uint32_t)(offset / CHUNK_PLAIN_BYTES_MAX),
+                                .offset = within,
+                                .bytes = left < room ? (uint32_t)left : room};
+}
+
+uint64_t dataset_identity(const struct larder_dataset *d)
+{
+    if (d->published)
+        return hash64(d->name, strlen(d->name));
+    return hash64(&d->run.run_id, sizeof d->run.run_id);
+}

@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Samples of imported shards lie in sealed chunks, which come and are decoded whole. A chunk is fetched once
+ * for all the pieces that want it while it is there; decoded ones stay until their memory is needed, the
+ * longest unused going first, since a shuffled window comes back to the same chunks.
+ *
+ * The planner never waits for memory while it holds back a request, and every chunk on its way ends by
+ * itself, so there is always memory to come.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/feed_private.h"
+
+#define FULL_BYTES       ((size_t)CHUNK_STORED_BYTES_MAX)
+#define FULL_FROM        (1u << 20) /* buffers larger than that are all of one size, so that they can be reused */
+#define FETCH_CHUNKS_MAX 256u
+
+static size_t buffer_cost(size_t n)
+{
+    return n > FULL_FROM ? FULL_BYTES : n;
+}
+
+/* With the lock held. NULL only if n is 0 or memory is out. */
+static uint8_t *buffer_take(struct larder_feed *f, size_t n)
+{
+    if (n == 0)
+        return NULL;
+    uint8_t *p = NULL;
+    for (unsigned i = 0; n > FULL_FROM && !p && i < sizeof f->spare / sizeof f->spare[0]; i++) {
+        p = f->spare[i];
+        f->spare[i] = NULL;
+    }
+    if (!p)
+        p = malloc(buffer_cost(n));
+    if (p)
+        f->chunk_bytes += buffer_cost(n);
+    return p;
+}
+
+static void buffer_give(struct larder_feed *f, uint8_t *p, size_t n)
+{
+    if (!p)
+        return;
+    f->chunk_bytes -= buffer_cost(n);
+    for (unsigned i = 0; n > FULL_FROM && i < sizeof f->spare / sizeof f->spare[0]; i++) {
+        if (!f->spare[i]) {
+            f->spare[i] = p;
+            return;
+        }
+    }
+    free(p);
+}
+
+static struct list *bucket_of(struct larder_feed *f, uint32_t shard, uint32_t number)
+{
+    return &f->buckets[(shard * 2654435761u ^ number * 40503u) >> 4 & (FEED_CHUNK_BUCKETS - 1)];
+}
+
+static struct feed_chunk *find(struct larder_feed *f, uint32_t shard, uint32_t number)
+{
+    list_for_each (it, bucket_of(f, shard, number)) {
+        struct feed_chunk *c = container_of(it, struct feed_chunk, bucket);
+        if (c->shard == shard && c->number == number)
+            return c;
+    }
+    return NULL;
+}
+
+/* With the lock held. */
+static void chunk_free(struct larder_feed *f, struct feed_chunk *c)
+{
+    list_del(&c->bucket);
+    list_del(&c->queue);
+    buffer_give(f, c->stored, c->stored_bytes);
+    buffer_give(f, c->plain, c->plain_bytes);
+    if (c->view)
+        dataset_view_put(f->dataset, c->view);
+    free(c);
+}
+
+void feed_chunks_free(struct larder_feed *f)
+{
+    for (unsigned i = 0; i < FEED_CHUNK_BUCKETS; i++)
+        for (struct list *it; (it = list_pop(&f->buckets[i]));)
+            chunk_free(f, container_of(it, struct feed_chunk, bucket));
+    for (unsigned i = 0; i < sizeof f->spare / sizeof f->spare[0]; i++) {
+        free(f->spare[i]);
+        f->spare[i] = NULL;
+    }
+}
+
+/* With the lock held. */
+static bool make_room(struct larder_feed *f, uint64_t need)
+{
+    while (f->chunk_bytes + need > f->chunk_bytes_max && f->chunk_bytes) {
+        if (list_empty(&f->unused))
+            return false;
+        chunk_free(f, container_of(f->unused.next, struct feed_chunk, queue));
+    }
+    return true;
+}
+
+static const struct chunk_entry *entry_of(const struct dataset_view *v, uint32_t number)
+{
+    uint32_t count;
+    const struct chunk_entry *table = part_chunks(v->part, &count);
+    check(number < count); /* decoding the index has checked the tensor's chunks */
+    return &table[number];
+}
+
+/* With the lock held; there is room. NULL: no memory. */
+static struct feed_chunk *chunk_create(struct larder_feed *f, struct dataset_view *v, uint32_t number)
+{
+    const struct chunk_entry *entry = entry_of(v, number);
+    struct feed_chunk *c = calloc(1, sizeof *c);
+    if (!c)
+        return NULL;
+    c->shard = v->shard;
+    c->number = number;
+    c->stored_bytes = entry->stored_bytes;
+    c->plain_bytes = entry->plain_bytes;
+    c->stored = buffer_take(f, c->stored_bytes);
+    c->plain = buffer_take(f, c->plain_bytes);
+    list_init(&c->queue);
+    list_init(&c->bucket);
+    if (!c->plain || (!c->stored && c->stored_bytes)) {
+        chunk_free(f, c);
+        return NULL;
+    }
+    dataset_view_ref(f->dataset, v);
+    c->view = v;
+    list_add_tail(bucket_of(f, c->shard, c->number), &c->bucket);
+    return c;
+}
+
+/* With the lock held: drops a pin; a chunk nobody uses may be forgotten from now on. */
+static void unpin(struct larder_feed *f, struct feed_chunk *c)
+{
+    if (--c->pins == 0) {
+        list_add_tail(&f->unused, &c->queue);
+        pthread_cond_signal(&f->space);
+    }
+}
+
+static bool piece_fits(const struct feed_piece *p, const struct feed_chunk *c)
+{
+    return p->at <= c->plain_bytes && p->bytes <= c->plain_bytes - p->at;
+}
+
+/* With the lock held, which is free while the bytes are copied. c is READY. */
+static void copy_pieces(struct larder_feed *f, struct feed_chunk *c, struct feed_piece *pieces)
+{
+    c->pins++;
+    list_del(&c->queue);
+    pthread_mutex_unlock(&f->lock);
+    for (struct feed_piece *p = pieces; p; p = p->next)
+        if (piece_fits(p, c))
+            memcpy(p->to, c->plain + p->at, p->bytes);
+    pthread_mutex_lock(&f->lock);
+    for (struct feed_piece *p = pieces, *next; p; p = next) {
+        struct err e;
+        next = p->next; /* the batch may go with its last piece */
+        if (!piece_fits(p, c))
+            err_set(&e, ERR_CORRUPT, "chunk %u has %zu bytes, %u at %u were expected", c->number,
+                    c->plain_bytes, (unsigned)p->bytes, p->at);
+        feed_piece_ends(f, p, piece_fits(p, c) ? NULL : &e);
+    }
+    unpin(f, c);
+}
+
+void feed_chunk_came(struct ranged_read *r, struct read_piece *p)
+{
+    struct feed_fetch *fetch = container_of(r, struct feed_fetch, read);
+    struct larder_feed *f = fetch->feed;
+    struct feed_chunk *c = p->tag;
+    pthread_mutex_lock(&f->lock);
+    fetch->lost_ms = 0;
+    if (c) {
+        c->state = CHUNK_STORED;
+        for (struct feed_piece *w = c->waiting; w; w = w->next)
+            feed_piece_came(f, w);
+        list_add_tail(&f->decode, &c->queue);
+        pthread_cond_signal(&f->work);
+    }
+    pthread_mutex_unlock(&f->lock);
+}
+
+void feed_chunk_lost(struct larder_feed *f, struct feed_chunk *c, const struct err *e)
+{
+    for (struct feed_piece *p = c->waiting, *next; p; p = next) {
+        next = p->next;
+        if (c->state == CHUNK_FETCHING)
+            feed_piece_came(f, p);
+        feed_piece_ends(f, p, e);
+    }
+    chunk_free(f, c);
+    pthread_cond_signal(&f->space);
+}
+
+static void add_chunk(struct feed_fetch *fetch, struct feed_chunk *c)
+{
+    const struct chunk_entry *entry = entry_of(c->view, c->number);
+    struct id object = part_header(c->view->part)->segment_id;
+    uint32_t n = fetch->read.count;
+    if (n && entry->stored_bytes && id_equal(&object, &fetch->pieces[n - 1].object)) {
+        const struct read_piece *last = &fetch->pieces[n - 1];
+        uint64_t end = last->offset + last->bytes;
+        if (entry->offset > end && entry->offset - end < BLOCK_BYTES) /* only padding between */
+            fetch->pieces[n++] =
+                (struct read_piece){.object = object, .offset = end, .bytes = entry->offset - end};
+    }
+    fetch->pieces[n++] = (struct read_piece){
+        .object = object, .offset = entry->offset, .bytes = entry->stored_bytes, .into = c->stored, .tag = c};
+    fetch->read.count = n;
+}
+
+/* Once more, alone. Without the lock. */
+static void fetch_again(struct larder_feed *f, struct feed_chunk *c)
+{
+    struct feed_fetch *fetch = feed_fetch_create(f, 1);
+    if (fetch) {
+        add_chunk(fetch, c);
+        feed_fetch_start(fetch);
+        return;
+    }
+    struct err e;
+    err_set(&e, ERR_NO_MEMORY, "no memory for a request");
+    pthread_mutex_lock(&f->lock);
+    feed_chunk_lost(f, c, &e);
+    pthread_mutex_unlock(&f->lock);
+}
+
+void feed_chunk_decode(struct larder_feed *f, struct feed_chunk *c, struct part_scratch *s)
+{
+    struct err e = {0};
+    uint8_t nothing[1] = {0};
+    int rc = part_decode(c->view->part, s, c->number, c->stored ? c->stored : nothing, c->plain, &e);
+    pthread_mutex_lock(&f->lock);
+    if (rc < 0 && e.class == ERR_CORRUPT && !c->again) {
+        /* Damage on the way, or in a cache, is gone the second time. */
+        c->again = true;
+        c->state = CHUNK_FETCHING;
+        for (struct feed_piece *p = c->waiting; p; p = p->next)
+            p->batch->fetching++;
+        pthread_mutex_unlock(&f->lock);
+        fetch_again(f, c);
+        return;
+    }
+    if (rc < 0) {
+        feed_chunk_lost(f, c, &e);
+        pthread_mutex_unlock(&f->lock);
+        return;
+    }
+    struct dataset_view *view = c->view;
+    struct feed_piece *waiting = c->waiting;
+    c->view = NULL;
+    c->waiting = NULL;
+    c->state = CHUNK_READY;
+    buffer_give(f, c->stored, c->stored_bytes);
+    c->stored = NULL;
+    copy_pieces(f, c, waiting);
+    pthread_mutex_unlock(&f->lock);
+    dataset_view_put(f->dataset, view);
+}
+
+/* The request that is being put together for a batch. */
+struct gathering {
+    struct larder_feed *f;
+    struct feed_fetch *fetch; /* NULL: none begun */
+};
+
+/* Without the lock. */
+static void send_off(struct gathering *g)
+{
+    struct feed_fetch *fetch = g->fetch;
+    g->fetch = NULL;
+    if (fetch && fetch->read.count)
+        feed_fetch_start(fetch);
+    else
+        free(fetch);
+}
+
+/* With the lock held: a new chunk in the request. NULL: closing, or e is set. */
+static struct feed_chunk *ask_for(struct gathering *g, struct feed_piece *p, struct err *e)
+{
+    struct larder_feed *f = g->f;
+    const struct chunk_entry *entry = entry_of(p->view, p->chunk);
+    uint64_t need = buffer_cost(entry->stored_bytes) + buffer_cost(entry->plain_bytes);
+    while (!f->closing && !make_room(f, need)) {
+        if (g->fetch) {
+            pthread_mutex_unlock(&f->lock);
+            send_off(g);
+            pthread_mutex_lock(&f->lock);
+        } else {
+            pthread_cond_wait(&f->space, &f->lock); /* chunks on their way are bounded in time */
+        }
+    }
+    if (f->closing)
+        return NULL;
+    if (!g->fetch)
+        g->fetch = feed_fetch_create(f, 2 * FETCH_CHUNKS_MAX);
+    struct feed_chunk *c = g->fetch ? chunk_create(f, p->view, p->chunk) : NULL;
+    if (!c)
+        err_set(e, ERR_NO_MEMORY, "no memory for a chunk of %u bytes", entry->plain_bytes);
+    else
+        add_chunk(g->fetch, c);
+    return c;
+}
+
+/* With the lock held. */
+static int request_piece(struct gathering *g, struct feed_piece *p, struct err *e)
+{
+    struct larder_feed *f = g->f;
+    struct feed_chunk *c = find(f, p->view->shard, p->chunk);
+    p->next = NULL;
+    if (c && c->state == CHUNK_READY) {
+        copy_pieces(f, c, p);
+        return 0;
+    }
+    if (!c)
+        c = ask_for(g, p, e);
+    if (!c) {
+        if (e->class == ERR_NONE)
+            err_set(e, ERR_CANCELLED, "the feed is being closed");
+        feed_piece_ends(f, p, e);
+        return -e->errnum;
+    }
+    p->next = c->waiting;
+    c->waiting = p;
+    if (c->state == CHUNK_FETCHING)
+        p->batch->fetching++;
+    return 0;
+}
+
+int feed_chunks_request(struct larder_feed *f, struct larder_batch *b, struct err *e)
+{
+    struct gathering g = {.f = f};
+    int rc = 0;
+    for (uint32_t i = 0; i < b->piece_count; i++) {
+        pthread_mutex_lock(&f->lock);
+        if (rc == 0)
+            rc = request_piece(&g, &b->pieces[i], e);
+        else
+            feed_piece_ends(f, &b->pieces[i], e);
+        pthread_mutex_unlock(&f->lock);
+        if (g.fetch && g.fetch->read.count + 2 > 2 * FETCH_CHUNKS_MAX)
+            send_off(&g);
+    }
+    send_off(&g);
+    return rc;
+}

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside of a feed. Threads:
+ *   planner     plans batch after batch, takes memory for it, asks for its bytes (feed_batch.c)
+ *   connections copy what comes to its place (dataset_read.c) and hand chunks to the workers
+ *   workers     decode chunks, copy samples out of them, ask again after losses (feed_worker.c)
+ *   consumer    whoever calls larder_feed_next (feed.c)
+ *
+ * Memory: depth_bytes of pinned memory for the samples of batches ahead and of those the consumer holds
+ * (feed_arena.h); for imported datasets as much again, at least 16 MiB, for chunks on their way and decoded
+ * ones that may be wanted again (feed_chunks.c); beside them descriptions of batches and sample indexes.
+ *
+ * One lock guards everything that more than one of them touches. It is taken before the dataset's locks and
+ * those of connections, and held only for bookkeeping: no copying, decoding or asking happens under it.
+ */
+#ifndef LARDER_FEED_PRIVATE_H
+#define LARDER_FEED_PRIVATE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "client/client.h"
+#include "client/dataset_read.h"
+#include "client/dataset_view.h"
+#include "client/feed_arena.h"
+#include "client/feed_plan.h"
+#include "client/larder.h"
+#include "gpudirect/pool.h"
+
+#define FEED_CONNECTIONS_MAX 16u
+#define FEED_WORKERS_MAX     4u
+#define FEED_CHUNK_BUCKETS   256u
+#define FEED_CHUNK_BYTES_MIN (16u << 20)
+
+struct larder_batch {
+    struct list link; /* feed.batches until handed out */
+    struct larder_feed *feed;
+    struct feed_slice slice;
+    uint32_t count;
+    struct larder_sample *samples;
+    struct larder_field *fields;
+    char *strings; /* keys and names of fields */
+    bool *bad;     /* by sample: to be left out */
+    struct feed_piece *pieces;
+    uint32_t piece_count;
+    uint8_t *data;
+    size_t data_bytes;
+    struct feed_region *region; /* of data; NULL: a mapping of its own, larger than the arena */
+    uint32_t pending;           /* pieces not in place, and 1 while it is planned */
+    uint32_t fetching;          /* of these, on their way through the network */
+    bool ready;
+    struct err err; /* instead of samples */
+};
+
+/* A stretch of a shard and its place in a batch: within one chunk (imported), or a whole field (published).
+ */
+struct feed_piece {
+    struct feed_piece *next; /* waiting for the same chunk */
+    struct larder_batch *batch;
+    struct dataset_view *view; /* held by the batch while it is planned */
+    uint32_t sample;           /* of the batch */
+    uint32_t chunk;            /* imported: chunk number, and place in its plain bytes */
+    uint32_t at;
+    uint64_t offset, bytes; /* in the shard */
+    uint8_t *to;
+};
+
+enum chunk_state { CHUNK_FETCHING, CHUNK_STORED /* to be decoded */, CHUNK_READY };
+
+struct feed_chunk {
+    struct list bucket; /* of its hash */
+    struct list queue;  /* feed.decode (STORED) or feed.unused (READY and not pinned), the oldest first */
+    enum chunk_state state;
+    uint32_t shard, number;
+    struct dataset_view *view; /* until READY */
+    unsigned pins;
+    bool again; /* fetched a second time, after it did not decode */
+    uint8_t *stored, *plain;
+    size_t stored_bytes, plain_bytes;
+    struct feed_piece *waiting;
+};
+
+/* One ranged read on its way, and what becomes of it when it fails. */
+struct feed_fetch {
+    struct ranged_read read;
+    struct larder_feed *feed;
+    struct list link;   /* feed.retries */
+    uint64_t due_ms;    /* when to go on */
+    uint64_t lost_ms;   /* since when nothing came; 0: it comes */
+    uint32_t seen_next; /* how far it had come then */
+    uint64_t seen_into;
+    unsigned pause_ms; /* before the next try */
+    bool renew;        /* the server does not know the opened version: open it again first */
+    bool split;        /* something of it is damaged: ask piece by piece */
+    bool renewed;
+    struct read_piece pieces[];
+};
+
+struct larder_feed {
+    struct larder *client;
+    struct larder_dataset *dataset;
+    struct conn *conns[FEED_CONNECTIONS_MAX];
+    unsigned conn_count;
+    bool skip_damage;
+    uint64_t depth_bytes;
+    struct pool *pool;
+    struct feed_state identity; /* dataset, version, seed, window */
+    uint64_t batches_per_epoch;
+
+    /* The planner's own. */
+    struct feed_plan plan;
+    bool *shard_bad; /* its sample index is damaged */
+    unsigned next_conn;
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* the consumer waits: a batch got ready, or its cause of waiting changed */
+    pthread_cond_t space;   /* the planner waits: memory was given back */
+    pthread_cond_t work;    /* workers wait */
+    pthread_t planner, workers[FEED_WORKERS_MAX];
+    unsigned worker_count;
+    bool planner_started, planner_runs;
+    bool closing, planned_all;
+    bool want_space; /* the planner waits for room in the arena */
+    struct feed_arena arena;
+    struct list batches; /* planned and not handed out, in order */
+    uint32_t batches_out;
+    bool closed; /* the last batch to be released frees the feed */
+
+    struct list buckets[FEED_CHUNK_BUCKETS];
+    struct list unused;
+    uint64_t chunk_bytes, chunk_bytes_max;
+    uint8_t *spare[4]; /* buffers of full chunks, to be used again */
+    struct list decode, retries;
+
+    uint64_t epoch, position; /* after the last batch handed out */
+    uint64_t samples_out, bytes_out, skipped;
+    double starved_network, starved_decode, starved_consumer;
+};
+
+/* feed_batch.c */
+void *feed_planner(void *arg);
+void feed_batch_free(struct larder_batch *b); /* its memory goes back; with the lock held */
+/* With the lock held: one piece is in place, or (e set) never will be. */
+void feed_piece_ends(struct larder_feed *f, struct feed_piece *p, const struct err *e);
+/* With the lock held: the network's share of a piece is over. */
+void feed_piece_came(struct larder_feed *f, struct feed_piece *p);
+/* Is it the data that is at fault, so that a feed may be asked to leave it out? */
+bool feed_is_damage(const struct err *e);
+
+/* feed_chunks.c: pieces of imported shards, sorted by shard and offset */
+must_check int feed_chunks_request(struct larder_feed *f, struct larder_batch *b, struct err *e);
+void feed_chunk_decode(struct larder_feed *f, struct feed_chunk *c, struct part_scratch *s);
+void feed_chunks_free(struct larder_feed *f);
+
+/* feed_ranges.c: pieces of published shards, likewise sorted */
+must_check int feed_ranges_request(struct larder_feed *f, struct larder_batch *b, struct err *e);
+
+/* feed_fetch.c */
+#define FEED_FETCH_PIECES_MAX READ_RANGES_MAX
+must_check struct feed_fetch *feed_fetch_create(struct larder_feed *f,
+                                                uint32_t pieces_max); /* NULL: no memory */
+/* Sends it over the next connection, or over that of another fetch; without the lock. Frees itself. Each
+ * piece with a tag ends in `piece` of the read or in feed_fetch_lost. */
+void feed_fetch_start(struct feed_fetch *fetch);
+void feed_fetch_go_on(struct feed_fetch *fetch); /* a worker's: its due time has come */
+void feed_chunk_came(struct ranged_read *r, struct read_piece *p);
+void feed_range_came(struct ranged_read *r, struct read_piece *p);
+/* With the lock held: p of a fetch will not come. */
+void feed_chunk_lost(struct larder_feed *f, struct feed_chunk *c, const struct err *e);
+
+/* feed_worker.c */
+void *feed_worker(void *arg);
+
+#endif

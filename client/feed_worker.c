@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a feed's workers do: decode chunks that came, and go on with fetches whose time has come. */
+#include <unistd.h>
+
+#include "client/clock.h"
+#include "client/feed_private.h"
+
+#define IDLE_MS 60000u
+
+/* With the lock held: a fetch whose time has come, taken off; else *next_ms is when the first one's comes. */
+static struct feed_fetch *due(struct larder_feed *f, uint64_t *next_ms)
+{
+    uint64_t now = clock_ms();
+    *next_ms = now + IDLE_MS;
+    list_for_each (it, &f->retries) {
+        struct feed_fetch *fetch = container_of(it, struct feed_fetch, link);
+        if (fetch->due_ms <= now) {
+            list_del(&fetch->link);
+            return fetch;
+        }
+        if (fetch->due_ms < *next_ms)
+            *next_ms = fetch->due_ms;
+    }
+    return NULL;
+}
+
+void *feed_worker(void *arg)
+{
+    struct larder_feed *f = arg;
+    struct err e;
+    struct part_scratch *scratch = part_scratch_create();
+    int was = nice(client_options(f->client)->nice); /* of this thread; training wins. Best effort */
+    (void)was;
+    pthread_mutex_lock(&f->lock);
+    while (!f->closing) {
+        uint64_t next_ms;
+        struct list *it = list_pop(&f->decode);
+        struct feed_fetch *fetch = it ? NULL : due(f, &next_ms);
+        if (!it && !fetch) {
+            clock_wait(&f->work, &f->lock, next_ms);
+            continue;
+        }
+        struct feed_chunk *c = it ? container_of(it, struct feed_chunk, queue) : NULL;
+        if (c && !scratch) {
+            err_set(&e, ERR_NO_MEMORY, "no memory for decoding chunks");
+            feed_chunk_lost(f, c, &e);
+            continue;
+        }
+        pthread_mutex_unlock(&f->lock);
+        if (c)
+            feed_chunk_decode(f, c, scratch);
+        else
+            feed_fetch_go_on(fetch);
+        pthread_mutex_lock(&f->lock);
+    }
+    pthread_mutex_unlock(&f->lock);
+    if (scratch)
+        part_scratch_free(scratch);
+    return NULL;
+}
