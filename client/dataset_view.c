@@ -8,6 +8,8 @@
 
 #include "client/dataset_blob.h"
 #include "client/dataset_published.h"
+#include "client/dataset_read.h"
+#include "client/dataset_wait.h"
 #include "format/base/hash.h"
 
 #define VIEWS_KEPT 16
@@ -177,6 +179,33 @@ static int load_samples(struct larder_dataset *d, struct dataset_view *v, struct
     return 0;
 }
 
+static int load(struct larder_dataset *d, struct dataset_view *v, bool need_samples, struct err *e)
+{
+    int rc = d->published || v->part ? 0 : load_part(d, v, e);
+    return rc == 0 && need_samples ? load_samples(d, v, e) : rc;
+}
+
+/* A server that stops or restarts is asked again, for as long as the client waits for a connection. */
+static int load_patiently(struct larder_dataset *d, struct dataset_view *v, bool need_samples, struct err *e)
+{
+    struct err why;
+    uint64_t begin = clock_ms();
+    unsigned pause_ms = 0;
+    for (;;) {
+        err_clear(&why);
+        int rc = load(d, v, need_samples, &why);
+        if (rc == 0)
+            return 0;
+        if (!ranged_read_retriable(&why) || d->closing ||
+            clock_ms() - begin >= client_options(d->client)->reconnect_ms) {
+            if (e)
+                *e = why;
+            return rc;
+        }
+        pause_between(&pause_ms);
+    }
+}
+
 /* Under lock: finds or makes the entry. NULL: no memory. */
 static struct dataset_view *entry(struct larder_dataset *d, uint32_t shard)
 {
@@ -223,14 +252,13 @@ int dataset_view_get(struct larder_dataset *d, uint32_t shard, bool samples, str
     v->loading = need_part || need_samples;
     list_del(&v->link);
     list_add_tail(&d->views, &v->link);
+    bool loading = v->loading;
     pthread_mutex_unlock(&d->lock);
-    int rc = need_part ? load_part(d, v, e) : 0;
-    if (rc == 0 && need_samples)
-        rc = load_samples(d, v, e);
+    int rc = loading ? load_patiently(d, v, need_samples, e) : 0;
     if (rc < 0)
         err_prepend(e, "shard %u, \"%s\"", shard, d->table.shards[shard].name);
     pthread_mutex_lock(&d->lock);
-    if (need_part || need_samples) {
+    if (loading) {
         v->loading = false;
         pthread_cond_broadcast(&d->loaded);
     }

@@ -12,6 +12,7 @@
 #define LARDER_DATASET_VIEW_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "client/client.h"
 #include "client/dataset_manifest.h"
@@ -39,6 +40,7 @@ struct larder_dataset {
     pthread_cond_t loaded;
     struct list views; /* most recently used last */
     unsigned view_count, view_max;
+    atomic_bool closing; /* nothing is asked again any more */
     /* larder_dataset_read */
     pthread_mutex_t read_lock; /* taken before lock */
     struct read_cache *cache;

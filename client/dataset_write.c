@@ -125,6 +125,8 @@ static int write_blobs(const struct layout *l, struct part_writer *w, struct par
 static int write_part(struct import *im, struct conn *conn, struct part_scratch *s, uint32_t i,
                       struct layout *l, struct err *e)
 {
+    struct index_private x = {
+        .tensors = &l->tensor, .tensor_count = 1, .blobs = l->blobs, .blob_count = l->blob_count};
     struct part_writer_options o = {.client = im->client,
                                     .conn = conn,
                                     .run = &im->run,
@@ -134,6 +136,7 @@ static int write_part(struct import *im, struct conn *conn, struct part_scratch 
                                     .world = im->table.count,
                                     .chunks = l->chunks,
                                     .plain_bytes = l->plain_bytes,
+                                    .index_bytes = part_index_bytes(&x),
                                     .level = im->level};
     struct part_writer *w = NULL;
     uint8_t *room = malloc(CHUNK_PLAIN_BYTES_MAX);
@@ -144,8 +147,6 @@ static int write_part(struct import *im, struct conn *conn, struct part_scratch 
         rc = write_file(im, w, s, i, room, e);
     if (rc == 0)
         rc = write_blobs(l, w, s, room, e);
-    struct index_private x = {
-        .tensors = &l->tensor, .tensor_count = 1, .blobs = l->blobs, .blob_count = l->blob_count};
     if (rc == 0)
         rc = part_writer_seal(w, &x, &im->parts[i], e);
     part_writer_free(w);

@@ -173,6 +173,8 @@ static void stop(struct larder_feed *f)
     pthread_cond_broadcast(&f->work);
     pthread_cond_broadcast(&f->changed);
     pthread_mutex_unlock(&f->lock);
+    if (f->dataset)
+        f->dataset->closing = true;
     for (unsigned i = 0; i < f->conn_count; i++)
         conn_stop(f->conns[i]);
     if (f->planner_started)
