@@ -313,11 +313,12 @@ static int make_room(struct channel *c, size_t n, struct err *e)
     return 0;
 }
 
-/* The first record takes up header, message and as much of the tail as fits; the rest goes without a copy. */
-static int send_tls(struct channel *c, struct slice *parts, size_t count)
+/* The first record takes up the header, and as much of the parts as fits; the rest goes without a copy. */
+static int send_tls(struct channel *c, const struct frame_header *h, struct slice *parts, size_t count)
 {
     uint8_t first[TLS_RECORD_BYTES_MAX];
-    size_t used = 0;
+    size_t used = FRAME_HEADER_BYTES;
+    frame_header_encode(h, first);
     for (size_t i = 0; i < count; i++) {
         size_t n = parts[i].n < sizeof first - used ? parts[i].n : sizeof first - used;
         if (n == 0)
@@ -333,11 +334,21 @@ static int send_tls(struct channel *c, struct slice *parts, size_t count)
     return rc;
 }
 
+static void send_clear(struct channel *c, const struct frame_header *h, const struct slice *parts,
+                       size_t count)
+{
+    uint8_t head[FRAME_HEADER_BYTES];
+    frame_header_encode(h, head);
+    buf_put(&c->out, head, sizeof head);
+    for (size_t i = 0; i < count; i++)
+        buf_put(&c->out, parts[i].p, parts[i].n);
+}
+
 int channel_send(struct channel *c, const struct frame_header *h, struct slice message, struct slice tail,
                  struct err *e)
 {
-    uint8_t head[FRAME_HEADER_BYTES];
     struct frame_header header = *h;
+    struct slice parts[] = {message, tail};
     size_t n;
     if (c->broken)
         return break_channel(c, e);
@@ -346,16 +357,13 @@ int channel_send(struct channel *c, const struct frame_header *h, struct slice m
     if (add_overflows(message.n, tail.n, &n) || n > FRAME_PAYLOAD_BYTES_MAX)
         return err_set(e, ERR_LIMIT, "a frame %s of %zu and %zu bytes was to be sent; at most %u are allowed",
                        opcode_name(h->opcode), message.n, tail.n, FRAME_PAYLOAD_BYTES_MAX);
-    int rc = make_room(c, sizeof head + n, e);
+    int rc = make_room(c, FRAME_HEADER_BYTES + n, e);
     if (rc < 0)
         return rc;
     header.payload_bytes = (uint32_t)n;
-    frame_header_encode(&header, head);
-    struct slice parts[] = {SLICE(head, sizeof head), message, tail};
     if (c->tls)
-        return send_tls(c, parts, 3) < 0 ? break_channel(c, e) : 0;
-    for (int i = 0; i < 3; i++)
-        buf_put(&c->out, parts[i].p, parts[i].n);
+        return send_tls(c, &header, parts, 2) < 0 ? break_channel(c, e) : 0;
+    send_clear(c, &header, parts, 2);
     return 0;
 }
 

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
+#include <openssl/x509v3.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -293,6 +294,41 @@ static void output_may_leave_in_pieces(void **state)
     channel_free(to);
 }
 
+/* More input comes while frames that came before are not taken yet. */
+static void frames_not_taken_wait_in_order(void **state)
+{
+    (void)state;
+    for (int tls = 0; tls < 2; tls++) {
+        struct tls_pair p = {0};
+        if (tls)
+            open_pair(&p, NULL);
+        else
+            p = (struct tls_pair){.server = clear(true), .client = clear(false)};
+        uint64_t sent = 0, taken = 0;
+        for (int round = 0; round < 50; round++) {
+            uint8_t data[3000];
+            struct frame f;
+            for (int i = 0; i < 3; i++, sent++) {
+                size_t n = (size_t)(sent * 611 % sizeof data);
+                fill(data, n, (uint32_t)sent);
+                send_one(p.client, OP_PING, sent, data, n, NULL, 0);
+            }
+            p.step = round % 2 ? 1 + (size_t)round * 13 : 0;
+            tls_pair_move(&p);
+            for (int i = 0; i < 1 + round % 4 && channel_frame(p.server, &f, NULL) == 1; i++, taken++) {
+                assert_int_equal(f.header.request_id, taken);
+                assert_int_equal(f.header.payload_bytes, taken * 611 % sizeof data);
+                fill(data, f.header.payload_bytes, (uint32_t)taken);
+                assert_memory_equal(f.payload, data, f.header.payload_bytes);
+                channel_frame_done(p.server);
+            }
+        }
+        assert_in_range(taken, 100, 140); /* most were taken, and some still wait */
+        assert_true(channel_buffered(p.server) > 0);
+        tls_pair_close(&p);
+    }
+}
+
 static void close_is_told_from_a_cut(void **state)
 {
     (void)state;
@@ -420,6 +456,16 @@ struct stranger {
     char said[256]; /* OpenSSL's reason for the end */
 };
 
+static int select_ours(SSL *ssl, const unsigned char **out, unsigned char *outlen, const unsigned char *in,
+                       unsigned inlen, void *arg)
+{
+    (void)ssl, (void)arg, (void)inlen;
+    *out = in + 1;
+    *outlen = in[0];
+    return SSL_TLSEXT_ERR_OK;
+}
+
+/* alpn: what a client offers; a server selects what it is offered first, or knows no ALPN (NULL). */
 static void stranger_open(struct stranger *s, bool server, const struct pki_pair *own, int version,
                           const char *alpn)
 {
@@ -427,7 +473,9 @@ static void stranger_open(struct stranger *s, bool server, const struct pki_pair
     SSL_CTX_set_min_proto_version(s->ctx, version);
     SSL_CTX_set_max_proto_version(s->ctx, version);
     SSL_CTX_set_verify(s->ctx, SSL_VERIFY_NONE, NULL);
-    if (alpn)
+    if (server && alpn)
+        SSL_CTX_set_alpn_select_cb(s->ctx, select_ours, NULL);
+    else if (alpn)
         assert_int_equal(SSL_CTX_set_alpn_protos(s->ctx, (const unsigned char *)alpn, (unsigned)strlen(alpn)),
                          0);
     if (own) {
@@ -519,6 +567,85 @@ static void strangers_are_refused(void **state)
     expect_stranger(true, &material.server, TLS1_2_VERSION, NULL, ERR_PROTOCOL, "TLS 1.3", NULL);
     expect_stranger(false, &material.server, TLS1_3_VERSION, OURS, ERR_DENIED, "not meant for a client",
                     "alert");
+}
+
+/* A certificate that our own PKI would never issue: any purpose, any URIs. */
+static void issue_odd(const char *purpose, const char *alt_names, struct pki_pair *out)
+{
+    BIO *b = BIO_new_mem_buf(material.ca.certificate_pem, -1);
+    BIO *k = BIO_new_mem_buf(secret_bytes(material.ca.key_pem), (int)secret_size(material.ca.key_pem) - 1);
+    X509 *ca = PEM_read_bio_X509(b, NULL, NULL, NULL), *x = X509_new();
+    EVP_PKEY *ca_key = PEM_read_bio_PrivateKey(k, NULL, NULL, NULL), *key = EVP_EC_gen("P-256");
+    const char *const values[][2] = {
+        {"extendedKeyUsage", purpose}, {"subjectAltName", alt_names}, {"basicConstraints", "CA:FALSE"}};
+    BIO_free(b), BIO_free(k);
+    assert_int_equal(X509_set_version(x, X509_VERSION_3), 1);
+    ASN1_INTEGER_set(X509_get_serialNumber(x), 7);
+    X509_set_issuer_name(x, X509_get_subject_name(ca));
+    X509_NAME_add_entry_by_txt(X509_get_subject_name(x), "CN", MBSTRING_UTF8, (const unsigned char *)"odd",
+                               -1, -1, 0);
+    X509_gmtime_adj(X509_getm_notBefore(x), -60);
+    X509_gmtime_adj(X509_getm_notAfter(x), 3600);
+    X509_set_pubkey(x, key);
+    for (int i = 0; i < 3; i++) {
+        X509_EXTENSION *ext = values[i][1] ? X509V3_EXT_conf(NULL, NULL, values[i][0], values[i][1]) : NULL;
+        assert_true(!values[i][1] || (ext && X509_add_ext(x, ext, -1) == 1));
+        X509_EXTENSION_free(ext);
+    }
+    assert_true(X509_sign(x, ca_key, EVP_sha256()) > 0);
+    char *p;
+    BIO *cert = BIO_new(BIO_s_mem()), *priv = BIO_new(BIO_s_mem());
+    PEM_write_bio_X509(cert, x);
+    PEM_write_bio_PKCS8PrivateKey(priv, key, NULL, NULL, 0, NULL, NULL);
+    assert_int_equal(BIO_write(priv, "", 1), 1);
+    long n = BIO_get_mem_data(cert, &p);
+    out->certificate_pem = strndup(p, (size_t)n);
+    n = BIO_get_mem_data(priv, &p);
+    out->key_pem = secret_create(p, (size_t)n);
+    BIO_free(cert), BIO_free(priv), X509_free(ca), X509_free(x), EVP_PKEY_free(ca_key), EVP_PKEY_free(key);
+}
+
+static void identity_is_one_uri_and_fits_the_side(void **state)
+{
+    (void)state;
+    static const struct {
+        bool server;
+        const char *alt_names;
+        enum err_class class;
+        const char *word;
+    } cases[] = {
+        {true, "URI:larder://server", ERR_NONE, NULL}, /* the method works */
+        {false, "URI:larder://acme/reader, URI:https://larder.example, DNS:x", ERR_NONE, NULL},
+        {true, "URI:larder://acme/admin", ERR_DENIED, "expected a server's certificate"},
+        {false, "URI:larder://server", ERR_DENIED, "expected a client's certificate"},
+        {false, "URI:larder://acme/reader, URI:larder://acme/admin", ERR_DENIED, "more than one larder://"},
+        {false, "URI:larder://acme/root", ERR_DENIED, "found 'larder://acme/root'"},
+        {false, "DNS:larder", ERR_DENIED, "names no larder:// identity"},
+        {false, NULL, ERR_DENIED, "names no larder:// identity"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct pki_pair odd;
+        issue_odd(cases[i].server ? "serverAuth" : "clientAuth", cases[i].alt_names, &odd);
+        expect_stranger(cases[i].server, &odd, TLS1_3_VERSION, cases[i].server ? "" : OURS, cases[i].class,
+                        cases[i].word, cases[i].class ? "bad certificate" : NULL);
+        pki_pair_free(&odd);
+    }
+}
+
+static void no_session_can_be_resumed(void **state)
+{
+    (void)state;
+    struct stranger s;
+    struct channel *c;
+    struct err e;
+    stranger_open(&s, false, &material.user, TLS1_3_VERSION, OURS);
+    SSL_CTX_set_session_cache_mode(s.ctx, SSL_SESS_CACHE_CLIENT);
+    assert_int_equal(channel_create(server_config, NULL, &c, &e), 0);
+    stranger_meets(&s, c, &e);
+    assert_true(channel_ready(c));
+    assert_int_equal(SSL_SESSION_is_resumable(SSL_get_session(s.ssl)), 0);
+    channel_free(c);
+    stranger_close(&s);
 }
 
 /* The server may notice only after the client took the handshake for done. */
@@ -652,6 +779,7 @@ int main(void)
         cmocka_unit_test(large_frames_only_after_hello),
         cmocka_unit_test(memory_stays_bounded),
         cmocka_unit_test(output_may_leave_in_pieces),
+        cmocka_unit_test(frames_not_taken_wait_in_order),
         cmocka_unit_test(close_is_told_from_a_cut),
         cmocka_unit_test(exported_keys_are_equal_and_bound),
         cmocka_unit_test(a_foreign_ca_is_refused_by_both),
@@ -659,6 +787,8 @@ int main(void)
         cmocka_unit_test(keys_and_certificates_must_fit),
         cmocka_unit_test(an_expired_own_certificate_is_told_with_its_date),
         cmocka_unit_test(strangers_are_refused),
+        cmocka_unit_test(identity_is_one_uri_and_fits_the_side),
+        cmocka_unit_test(no_session_can_be_resumed),
         cmocka_unit_test(an_expired_client_hears_why),
         cmocka_unit_test(what_is_not_tls_is_told),
         cmocka_unit_test(a_changed_bit_breaks_the_connection),
