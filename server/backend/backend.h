@@ -4,9 +4,11 @@
  * are made by the store, never by people: components of [a-z0-9.-] separated by '/', at most
  * BACKEND_NAME_BYTES_MAX, no component empty or starting with '.'.
  *
- * One instance serves one loop. The caller owns `struct backend_op` as it owns an io_op. op->result is >= 0
- * or a negative errno, and op->err says it for a person, naming the object. backend.c checks arguments and
- * results for all backends.
+ * One instance serves one loop. The caller owns `struct backend_op` as it owns an io_op (zeroed before first
+ * use; it, names and buffers live until `done`; submitting never calls back). op->result is >= 0 or a
+ * negative errno, and op->err says it for a person, naming the object. backend.c checks arguments and results
+ * for all backends. A name that is not as above is refused with ERR_INVALID, since names also come from
+ * records read back from disk.
  */
 #ifndef LARDER_BACKEND_H
 #define LARDER_BACKEND_H
@@ -28,13 +30,13 @@ struct backend_op {
     struct err err;
     /* Private to server/backend from here. */
     struct backend *backend;
+    struct backend_file *file;
+    struct loop_msg msg;
     struct io_op io;
-    struct backend_op *sub;
-    union {
-        void *p;
-        uint64_t u;
-        int i;
-    } priv[12];
+    struct backend_op *next;
+    uint64_t asked_bytes;
+    bool pending;
+    uint64_t priv[14];
     char path[2][640];
 };
 
@@ -58,20 +60,24 @@ void backend_put_new(struct backend *b, struct backend_op *op, const char *name,
 void backend_read(struct backend *b, struct backend_op *op, const char *name, bool direct, uint64_t offset,
                   void *p, size_t n);
 void backend_stat(struct backend *b, struct backend_op *op, const char *name, uint64_t *bytes);
-/* Last components directly below a prefix "a/b" (folders and objects alike), sorted; a missing prefix is an
- * empty list. Complete or an error. */
+/* Last components directly below a prefix "a/b" ("": the top), folders and objects alike, sorted; a missing
+ * prefix is an empty list. Complete or an error. A folder whose last object is removed goes with it, but may
+ * be seen empty for a while, and again after a crash. The names are the caller's: loop_names_free. */
 void backend_list(struct backend *b, struct backend_op *op, const char *prefix, struct loop_names *out);
-/* Durable when done. ERR_NOT_FOUND if absent. Readers that have it open may finish. */
+/* Durable when done. ERR_NOT_FOUND if absent. Reads that have begun finish; other instances may go on reading
+ * through a cached descriptor, and hold the space, for up to 10 seconds of not using it. */
 void backend_remove(struct backend *b, struct backend_op *op, const char *name);
 
 /* Immediate: bytes free and in all. */
 must_check int backend_space(struct backend *b, uint64_t *free_bytes, uint64_t *total_bytes);
-/* Closes cached descriptors; done when none is in use. The backend is freed. */
+/* No operation is begun after this. Waits for those pending, closes descriptors, frees the backend, then
+ * calls done from the loop, never from within this call. */
 void backend_close(struct backend *b, void (*done)(void *arg), void *arg);
 
 /* A local folder. writer: takes the store's lock (ERR_BUSY: "another larderd uses this store"), creates the
  * folder if it is missing, and clears temporary files that a crash has left; the other loops' instances only
- * read. Completes through op. */
+ * read (verbs that write fail with ERR_UNSUPPORTED) and need the folder to be there. Completes through op;
+ * *out is NULL on failure. The layout: FOLDER/lock, FOLDER/tmp/<random>, FOLDER/objects/<name>. */
 void backend_local_open(struct loop *l, struct backend_op *op, const char *folder, bool writer,
                         struct backend **out);
 
