@@ -713,6 +713,53 @@ static void a_changed_bit_breaks_the_connection(void **state)
     tls_pair_close(&p);
 }
 
+/* One bit of the handshake is changed on the way, at every place in turn; n bytes pass in each direction. */
+static void damage_one(bool to_server, size_t at, size_t *n)
+{
+    struct tls_pair p;
+    size_t passed[2] = {0, 0};
+    tls_pair_open(&p, server_config, client_config, "localhost");
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (int dir = 0; dir < 2; dir++) {
+            size_t bytes;
+            uint8_t *out = channel_output_take(dir ? p.server : p.client, &bytes);
+            if (!out)
+                continue;
+            if (to_server == !dir && at >= passed[dir] && at < passed[dir] + bytes)
+                out[at - passed[dir]] ^= 4;
+            struct err e = {0}, *first = dir ? &p.client_err : &p.server_err;
+            if (channel_input(dir ? p.client : p.server, out, bytes, &e) < 0 && !first->class)
+                *first = e;
+            passed[dir] += bytes;
+            free(out);
+            moved = true;
+        }
+    }
+    *n = passed[to_server ? 0 : 1];
+    bool hit = at < *n;
+    if (hit && !p.server_err.class && !p.client_err.class && channel_ready(p.server) &&
+        channel_ready(p.client))
+        fail_msg("bit in byte %zu to the %s went unnoticed", at, to_server ? "server" : "client");
+    if ((p.server_err.class && !p.server_err.text[0]) || (p.client_err.class && !p.client_err.text[0]))
+        fail_msg("an error without words, byte %zu", at);
+    tls_pair_close(&p);
+}
+
+static void a_damaged_handshake_never_completes(void **state)
+{
+    (void)state;
+    for (int to_server = 0; to_server < 2; to_server++) {
+        size_t whole, n;
+        damage_one(to_server, SIZE_MAX, &whole); /* none */
+        assert_true(whole > 1000);
+        for (size_t at = 0; at < whole - 64; at += 29) { /* a signature's length differs by a few bytes */
+            damage_one(to_server, at, &n);
+            assert_true(at < n);
+        }
+    }
+}
+
 static void a_frame_cut_by_a_close_is_an_error(void **state)
 {
     (void)state;
@@ -803,6 +850,7 @@ int main(void)
         cmocka_unit_test(an_expired_client_hears_why),
         cmocka_unit_test(what_is_not_tls_is_told),
         cmocka_unit_test(a_changed_bit_breaks_the_connection),
+        cmocka_unit_test(a_damaged_handshake_never_completes),
         cmocka_unit_test(a_frame_cut_by_a_close_is_an_error),
         cmocka_unit_test(key_updates_are_followed),
         cmocka_unit_test(clear_rubbish_is_refused),
