@@ -27,6 +27,31 @@ void sha256(const void *p, size_t n, uint8_t out[SHA256_BYTES])
     check(EVP_Digest(p, n, out, NULL, EVP_sha256(), NULL) == 1);
 }
 
+/* An EVP_MD_CTX by another name: no OpenSSL type appears in a header. */
+struct sha256 *sha256_start(void)
+{
+    EVP_MD_CTX *context = EVP_MD_CTX_new();
+    if (context && EVP_DigestInit_ex(context, EVP_sha256(), NULL) != 1) {
+        EVP_MD_CTX_free(context);
+        context = NULL;
+    }
+    return (struct sha256 *)context;
+}
+
+void sha256_update(struct sha256 *h, const void *p, size_t n)
+{
+    check(EVP_DigestUpdate((EVP_MD_CTX *)h, p, n) == 1);
+}
+
+void sha256_end(struct sha256 *h, uint8_t out[SHA256_BYTES])
+{
+    if (!h)
+        return;
+    if (out)
+        check(EVP_DigestFinal_ex((EVP_MD_CTX *)h, out, NULL) == 1);
+    EVP_MD_CTX_free((EVP_MD_CTX *)h);
+}
+
 void hex_encode(const void *p, size_t n, char *out)
 {
     static const char digits[] = "0123456789abcdef";

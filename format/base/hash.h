@@ -20,6 +20,11 @@ struct hash128 {
 struct hash128 hash128(const void *p, size_t n);
 uint64_t hash64(const void *p, size_t n); /* XXH3-64, for headers and small objects */
 void sha256(const void *p, size_t n, uint8_t out[SHA256_BYTES]);
+/* The same in pieces. sha256_end gives the digest and frees the state; out may be NULL. */
+struct sha256;
+struct sha256 *sha256_start(void) __attribute__((warn_unused_result)); /* NULL: no memory */
+void sha256_update(struct sha256 *h, const void *p, size_t n);
+void sha256_end(struct sha256 *h, uint8_t out[SHA256_BYTES]);
 void hex_encode(const void *p, size_t n, char *out);       /* out: 2n+1 bytes, lower case */
 int hex_decode(const char *text, size_t n_out, void *out); /* exactly 2*n_out digits; 0 or -EINVAL */
 
