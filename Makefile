@@ -97,6 +97,29 @@ tests: all $(UNIT)
 check: tests
 	$(Q)BUILD=$(BUILD) tests/run $(T)
 
+# Each program of tests/fuzz runs for FUZZ_SECONDS on its corpus; ends with a count. T=word: only those.
+FUZZ_SECONDS ?= 10
+FUZZ_SAN := address,undefined
+FUZZERS := $(patsubst tests/fuzz/%.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
+FUZZ_FORMAT := $(patsubst %.c,build/fuzz/obj/%.o,$(call sources,format))
+
+build/fuzz/obj/%.o: %.c | deps-quick
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)clang -std=gnu17 $(CPPFLAGS) -O1 -g $(filter-out -Wno-%,$(WARNINGS)) -fsanitize=fuzzer-no-link,$(FUZZ_SAN) -fno-sanitize-recover=all \
+	    -fno-omit-frame-pointer -pthread -MMD -MP -c $< -o $@
+
+build/fuzz/%: build/fuzz/obj/tests/fuzz/%.o $(FUZZ_FORMAT)
+	$(call say,LINK,$@)
+	$(Q)clang -fsanitize=fuzzer,$(FUZZ_SAN) -pthread $^ -o $@ $(FORMAT_LIBS)
+
+.PHONY: fuzz-deps
+fuzz-deps:
+	$(Q)tools/deps $(TIDY_PACKAGES)
+
+fuzz: fuzz-deps $(FUZZERS)
+	$(Q)FUZZ_SECONDS=$(FUZZ_SECONDS) tests/fuzz/run $(or $(T),$(notdir $(FUZZERS)))
+
 tidy:
 	$(Q)tools/deps $(TIDY_PACKAGES)
 	$(Q)tests/tidy/run
@@ -104,4 +127,4 @@ tidy:
 clean:
 	$(Q)rm -rf build
 
--include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD)/obj build/fuzz/obj -name '*.d' 2>/dev/null)

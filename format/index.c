@@ -521,12 +521,16 @@ static void private_take(struct rcur *c, struct index_private *x)
 
 static int places_check(const struct index_private *x, const struct chunk_entry *chunks, struct err *e)
 {
+    static const struct hash128 none;
     char q[160];
     struct err why;
     for (uint32_t i = 0; i < x->tensor_count; i++) {
         struct tensor *t = &x->tensors[i];
         if (tensor_check(t, &t->bytes, &why) < 0)
             return err_set(e, ERR_CORRUPT, "index: %s", why.text);
+        if ((t->bytes == 0 || index_large(t->bytes)) && memcmp(&t->plain_hash, &none, sizeof none) != 0)
+            return err_set(e, ERR_CORRUPT, "index: tensor \"%s\" has a hash that only small ones have",
+                           err_quote(q, sizeof q, t->name.p, t->name.n));
         int r = place_check(t->bytes, t->dtype, t->first_chunk, t->offset, chunks, x->chunk_count, e);
         if (r < 0) {
             (void)err_prepend(e, "index: tensor \"%s\"", err_quote(q, sizeof q, t->name.p, t->name.n));
