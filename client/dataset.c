@@ -13,6 +13,7 @@
 #include "client/larder.h"
 
 #define READ_CHUNKS_AT_ONCE 64u /* in one round of fetching; only a few of them are in memory at a time */
+#define RENEWALS_MAX        4u
 
 /* The chunk that the last read ended in: the next one most often begins there. */
 struct read_cache {
@@ -144,10 +145,14 @@ static int read_published(struct reading *r, struct err *e)
                                .count = 1};
     struct err why = {0};
     int rc = ranged_read_wait(&read, retry_ms, &why);
-    if (rc < 0 && why.class == ERR_NOT_FOUND) { /* the server restarted and does not know our opening */
-        rc = dataset_published_renew(r->d, &why);
+    /* A connection that was made again may lead to a server, or a part of one, that never heard of us. */
+    for (unsigned i = 0; i < RENEWALS_MAX && rc < 0 && why.class == ERR_NOT_FOUND; i++) {
+        uint64_t before = read.into_next;
+        rc = dataset_published_renew(r->d, r->d->conn, &why);
         if (rc == 0)
             rc = ranged_read_wait(&read, retry_ms, &why);
+        if (read.into_next > before)
+            i = 0;
     }
     if (rc < 0 && e)
         *e = why;

@@ -35,7 +35,7 @@ static int table_of_reply(const struct msg_published_open_reply *m, struct shard
     return rc;
 }
 
-static int ask_open(struct larder_dataset *d, struct call *call, struct msg_published_open_reply *out,
+static int ask_open(struct larder_dataset *d, struct conn *conn, struct call *call, struct msg_published_open_reply *out,
                     struct err *e)
 {
     struct msg_published_open m = {.name = slice_str(d->name)};
@@ -44,13 +44,15 @@ static int ask_open(struct larder_dataset *d, struct call *call, struct msg_publ
     struct rcur reply;
     int rc = buf_end(&message, "published_open", e);
     if (rc == 0)
-        rc = conn_call(d->conn, OP_PUBLISHED_OPEN, SLICE(message.p, message.n), SLICE(NULL, 0), 0, call,
+        rc = conn_call(conn, OP_PUBLISHED_OPEN, SLICE(message.p, message.n), SLICE(NULL, 0), 0, call,
                        &reply, e);
     if (rc == 0)
         rc = msg_published_open_reply_decode(&reply, out, e);
     buf_free(&message);
     /* Each entry takes 10 bytes of the reply at least. */
-    if (rc == 0 && (out->format >= SHARD_FORMAT_COUNT || out->count == 0 || out->count > out->shards.n / 10))
+    if (rc == 0 && out->count == 0)
+        return err_set(e, ERR_INVALID, "the published directory holds no files: put shards into it");
+    if (rc == 0 && (out->format >= SHARD_FORMAT_COUNT || out->count > out->shards.n / 10))
         rc = err_set(e, ERR_PROTOCOL, "the server described %u shards of format %u in %zu bytes", out->count,
                      out->format, out->shards.n);
     return rc;
@@ -60,7 +62,7 @@ int dataset_published_open(struct larder_dataset *d, struct err *e)
 {
     struct call call = {0};
     struct msg_published_open_reply m;
-    int rc = ask_open(d, &call, &m, e);
+    int rc = ask_open(d, d->conn, &call, &m, e);
     if (rc == 0)
         rc = table_of_reply(&m, &d->table, e);
     if (rc == 0) {
@@ -73,11 +75,11 @@ int dataset_published_open(struct larder_dataset *d, struct err *e)
     return rc;
 }
 
-int dataset_published_renew(struct larder_dataset *d, struct err *e)
+int dataset_published_renew(struct larder_dataset *d, struct conn *conn, struct err *e)
 {
     struct call call = {0};
     struct msg_published_open_reply m;
-    int rc = ask_open(d, &call, &m, e);
+    int rc = ask_open(d, conn, &call, &m, e);
     if (rc == 0 && !id_equal(&m.version, &d->version_id))
         rc = err_set(e, ERR_MISMATCH,
                      "the files of published directory \"%s\" were changed while it was read: open it again",
@@ -145,7 +147,7 @@ int dataset_published_samples(struct larder_dataset *d, uint32_t shard, struct d
         if (rc == 0 || clock_ms() - begin >= bound_ms)
             break;
         if (why.class == ERR_NOT_FOUND) /* the server forgot the version that was opened: a restart */
-            rc = dataset_published_renew(d, &why);
+            rc = dataset_published_renew(d, d->conn, &why);
         else if (ranged_read_retriable(&why))
             rc = 0;
         if (rc == 0)

@@ -73,9 +73,9 @@ void dataset_view_ref(struct larder_dataset *d, struct dataset_view *v);
  * shard by shard. */
 must_check int dataset_count(struct larder_dataset *d, struct err *e);
 
-/* Opens a published directory's version again (the server may have restarted) and checks that it still is the
- * same. ERR_MISMATCH if it changed. */
-must_check int dataset_published_renew(struct larder_dataset *d, struct err *e);
+/* Opens a published directory's version on a connection that did not open it yet, or whose server may have
+ * restarted, and checks that it still is the same. ERR_MISMATCH if it changed. */
+must_check int dataset_published_renew(struct larder_dataset *d, struct conn *conn, struct err *e);
 
 /* Object id of a shard for READ_PUBLISHED. */
 struct id dataset_published_object(uint32_t shard);

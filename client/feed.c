@@ -75,6 +75,8 @@ static int open_dataset(struct larder_feed *f, const struct larder_feed_options 
         rc = client_connect(f->client, &f->conns[f->conn_count], e);
     if (rc == 0)
         rc = dataset_open(f->client, f->conns[0], o->dataset, o->version, &f->dataset, e);
+    for (unsigned i = 1; rc == 0 && f->dataset->published && i < f->conn_count; i++)
+        rc = dataset_published_renew(f->dataset, f->conns[i], e); /* each may be on a loop of its own */
     if (rc == 0)
         rc = dataset_count(f->dataset, e);
     if (rc < 0)

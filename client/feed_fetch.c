@@ -86,14 +86,16 @@ static bool again(struct feed_fetch *fetch, const struct err *e)
     if (f->closing)
         return false;
     if (ranged_read_retriable(e) && patience_left(fetch)) {
+        fetch->renewals = 0;
         go_on_later(fetch, fetch->pause_ms);
         fetch->pause_ms = fetch->pause_ms ? fetch->pause_ms * 2 : PAUSE_MS_MIN;
         if (fetch->pause_ms > PAUSE_MS_MAX)
             fetch->pause_ms = PAUSE_MS_MAX;
         return true;
     }
-    if (e->class == ERR_NOT_FOUND && f->dataset->published && !fetch->renewed) {
-        fetch->renew = fetch->renewed = true;
+    /* A connection that was made again may lead to a server, or a part of one, that never heard of us. */
+    if (e->class == ERR_NOT_FOUND && f->dataset->published && fetch->renewals++ < FEED_RENEWALS_MAX) {
+        fetch->renew = true;
         go_on_later(fetch, 0);
         return true;
     }
@@ -155,7 +157,7 @@ void feed_fetch_go_on(struct feed_fetch *fetch)
         start_split(fetch);
         return;
     }
-    if (fetch->renew && dataset_published_renew(f->dataset, &e) < 0) {
+    if (fetch->renew && dataset_published_renew(f->dataset, fetch->read.conn, &e) < 0) {
         pthread_mutex_lock(&f->lock);
         give_up(fetch, &e);
         pthread_mutex_unlock(&f->lock);

@@ -29,6 +29,7 @@
 
 #define FEED_CONNECTIONS_MAX 16u
 #define FEED_WORKERS_MAX     4u
+#define FEED_RENEWALS_MAX    4u
 #define FEED_CHUNK_BUCKETS   256u
 #define FEED_CHUNK_BYTES_MIN (16u << 20)
 
@@ -92,7 +93,7 @@ struct feed_fetch {
     unsigned pause_ms; /* before the next try */
     bool renew;        /* the server does not know the opened version: open it again first */
     bool split;        /* something of it is damaged: ask piece by piece */
-    bool renewed;
+    unsigned renewals; /* in a row */
     struct read_piece pieces[];
 };
 

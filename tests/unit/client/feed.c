@@ -1,0 +1,549 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Goal: a feed hands out exactly the samples that the order names, byte for byte, whatever connections and
+ * servers do; its memory is bounded while the consumer pauses; damage is failed or left out as asked.
+ * Method: a server in memory that serves a published directory of known tar shards, cuts connections, goes
+ * away and comes back, and fails reads. Imported datasets go through the same feed in dataset_import.c.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "client/clock.h"
+#include "client/feed_private.h"
+#include "tests/support/corpus.h"
+#include "tests/support/shelf.h"
+
+#define RECONNECT_MS 5000u
+
+struct world {
+    struct corpus corpus;
+    struct shelf_file *files;
+    struct shelf *shelf;
+    struct larder *client;
+    /* What reads meet. */
+    atomic_uint bad_shard; /* UINT32_MAX: none */
+    atomic_ullong bad_offset;
+};
+
+static enum err_class reading(void *arg, bool published, uint32_t shard, uint64_t offset, uint8_t *p,
+                              size_t n)
+{
+    struct world *w = arg;
+    (void)p;
+    uint64_t bad = atomic_load(&w->bad_offset);
+    bool hit = published && shard == atomic_load(&w->bad_shard) && bad >= offset && bad < offset + n;
+    return hit ? ERR_IO : ERR_NONE;
+}
+
+static void world_make(struct world *w, uint32_t shards, uint32_t samples, uint32_t field_bytes_max,
+                       unsigned reconnect_ms)
+{
+    *w = (struct world){.bad_shard = UINT32_MAX};
+    corpus_make(&w->corpus, 5, shards, samples, field_bytes_max);
+    w->files = calloc(shards, sizeof *w->files);
+    for (uint32_t i = 0; i < shards; i++)
+        w->files[i] = (struct shelf_file){
+            .name = w->corpus.names[i], .p = w->corpus.files[i].p, .n = w->corpus.files[i].n};
+    struct shelf_options o = {.published = "corpus",
+                              .format = SHARD_TAR,
+                              .files = w->files,
+                              .file_count = shards,
+                              .reading = reading,
+                              .arg = w};
+    w->shelf = shelf_start(&o);
+    w->client = shelf_client(w->shelf, reconnect_ms);
+}
+
+static void world_end(struct world *w)
+{
+    assert_int_equal(larder_close(w->client, 1000, NULL), 0);
+    shelf_stop(w->shelf);
+    free(w->files);
+    corpus_free(&w->corpus);
+}
+
+static struct larder_feed_options options(void)
+{
+    struct larder_feed_options o = LARDER_INIT(larder_feed_options);
+    o.dataset = "corpus";
+    o.seed = 99;
+    o.window_shards = 3;
+    o.global_batch = 12;
+    o.depth_bytes = 1 << 20;
+    return o;
+}
+
+static struct larder_feed *open_feed(struct world *w, const struct larder_feed_options *o)
+{
+    struct larder_feed *f = NULL;
+    struct larder_error e = {0};
+    if (larder_feed_open(w->client, o, &f, &e) < 0)
+        fail_msg("%s", e.text);
+    return f;
+}
+
+/* Takes one batch, checks its samples against the corpus and counts them by position. 0: the end. */
+static int take_batch(struct world *w, struct larder_feed *f, uint32_t *seen)
+{
+    struct larder_batch *b = NULL;
+    struct larder_error e = {0};
+    int rc = larder_feed_next(f, 20000, &b, &e);
+    if (rc < 0)
+        fail_msg("%s", e.text);
+    for (size_t i = 0; rc == 1 && i < larder_batch_samples(b); i++) {
+        struct larder_sample s;
+        assert_int_equal(larder_batch_sample(b, i, &s), 0);
+        corpus_check(&w->corpus, &s);
+        seen[s.position]++;
+    }
+    larder_batch_release(b);
+    return rc;
+}
+
+static void assert_all_seen(const struct world *w, const uint32_t *seen, uint64_t epochs)
+{
+    uint64_t n = corpus_samples(&w->corpus), whole = n / 12 * 12;
+    for (uint64_t i = 0; i < n * epochs; i++)
+        assert_int_equal(seen[i], i % n < whole);
+}
+
+static void hands_out_what_the_order_names(void **state)
+{
+    (void)state;
+    struct world w;
+    world_make(&w, 7, 20, 3000, RECONNECT_MS);
+    struct order *order;
+    struct err e;
+    assert_int_equal(order_create(w.corpus.counts, 7, 99, 3, &order, &e), 0);
+    struct larder_feed_options o = options();
+    struct larder_feed *f = open_feed(&w, &o);
+    struct larder_batch *b;
+    uint64_t position = 0;
+    while (larder_feed_next(f, 20000, &b, NULL) == 1) {
+        for (size_t i = 0; i < larder_batch_samples(b); i++, position++) {
+            struct larder_sample s;
+            assert_int_equal(larder_batch_sample(b, i, &s), 0);
+            struct order_place p = order_at(order, position);
+            assert_int_equal(s.position, position);
+            assert_int_equal(s.shard, p.shard);
+            assert_int_equal(s.number, p.sample);
+            corpus_check(&w.corpus, &s);
+        }
+        assert_int_equal(larder_batch_sample(b, larder_batch_samples(b), &(struct larder_sample){0}),
+                         -ENOENT);
+        larder_batch_release(b);
+    }
+    struct larder_feed_info info = LARDER_INIT(larder_feed_info);
+    assert_int_equal(larder_feed_info(f, &info), 0);
+    assert_int_equal(info.samples, corpus_samples(&w.corpus));
+    assert_int_equal(info.shards, 7);
+    assert_int_equal(info.batches_per_epoch, info.samples / 12);
+    assert_int_equal(info.samples_out, info.samples / 12 * 12);
+    assert_int_equal(info.epoch, 1);
+    assert_int_equal(info.position, 0);
+    larder_feed_close(f);
+    order_free(order);
+    world_end(&w);
+}
+
+/* Ranks in one process, one after the other: each takes `batches`; all states must agree. */
+static void ranks_take(struct world *w, uint32_t world, unsigned batches, uint8_t state[64],
+                       size_t *state_bytes, uint32_t *seen)
+{
+    uint8_t after[64];
+    for (uint32_t r = 0; r < world; r++) {
+        struct larder_feed_options o = options();
+        o.rank = r;
+        o.world = world;
+        o.epochs = 2;
+        o.connections = 1;
+        o.state = *state_bytes ? state : NULL;
+        o.state_bytes = *state_bytes;
+        struct larder_feed *f = open_feed(w, &o);
+        for (unsigned i = 0; i < batches; i++)
+            take_batch(w, f, seen);
+        uint8_t own[64];
+        assert_int_equal(larder_feed_state(f, own), 64);
+        if (r > 0)
+            assert_memory_equal(own, after, 64);
+        memcpy(after, own, 64);
+        larder_feed_close(f);
+    }
+    memcpy(state, after, 64);
+    *state_bytes = 64;
+}
+
+static void resumes_on_other_numbers_of_ranks(void **state)
+{
+    (void)state;
+    struct world w;
+    world_make(&w, 5, 16, 500, RECONNECT_MS);
+    uint64_t n = corpus_samples(&w.corpus), batches = n / 12 * 2;
+    uint32_t *seen = calloc(2 * n, sizeof *seen);
+    uint8_t at[64];
+    size_t at_bytes = 0;
+    const uint32_t worlds[] = {3, 4, 1, 12, 2, 6};
+    for (unsigned taken = 0, k = 0; taken < batches; k++) {
+        unsigned now = 1 + k % 3;
+        now = now < batches - taken ? now : (unsigned)batches - taken;
+        ranks_take(&w, worlds[k % 6], now, at, &at_bytes, seen);
+        taken += now;
+    }
+    assert_all_seen(&w, seen, 2);
+    /* And the end is an end, for a feed that begins there too. */
+    struct larder_feed_options o = options();
+    o.epochs = 2;
+    o.state = at;
+    o.state_bytes = at_bytes;
+    struct larder_feed *f = open_feed(&w, &o);
+    assert_int_equal(take_batch(&w, f, seen), 0);
+    larder_feed_close(f);
+    free(seen);
+    world_end(&w);
+}
+
+static void goes_on_when_connections_are_cut(void **state)
+{
+    (void)state;
+    struct world w;
+    world_make(&w, 6, 20, 20000, RECONNECT_MS);
+    uint32_t *seen = calloc(corpus_samples(&w.corpus), sizeof *seen);
+    struct larder_feed_options o = options();
+    struct larder_feed *f = open_feed(&w, &o);
+    shelf_cut_every(w.shelf, 250000);
+    while (take_batch(&w, f, seen) == 1)
+        ;
+    assert_true(shelf_cuts(w.shelf) >= 3);
+    assert_all_seen(&w, seen, 1);
+    larder_feed_close(f);
+    free(seen);
+    world_end(&w);
+}
+
+static void goes_on_when_the_server_restarts(void **state)
+{
+    (void)state;
+    struct world w;
+    world_make(&w, 6, 20, 50000, 20000);
+    uint32_t *seen = calloc(corpus_samples(&w.corpus), sizeof *seen);
+    struct larder_feed_options o = options();
+    struct larder_feed *f = open_feed(&w, &o);
+    bool more = true;
+    for (unsigned i = 0; more; i++) {
+        more = take_batch(&w, f, seen) == 1;
+        if (i == 1 || i == 4) {
+            shelf_down(w.shelf);
+            shelf_up(w.shelf);
+        }
+    }
+    assert_all_seen(&w, seen, 1);
+    larder_feed_close(f);
+    free(seen);
+    world_end(&w);
+}
+
+static void a_server_that_stays_away_is_an_error_in_bounded_time(void **state)
+{
+    (void)state;
+    struct world w;
+    world_make(&w, 6, 20, 100000, 300);
+    struct larder_feed_options o = options();
+    struct larder_feed *f = open_feed(&w, &o);
+    struct larder_batch *b;
+    struct larder_error e = {0};
+    shelf_down(w.shelf);
+    uint64_t begin = clock_ms();
+    int rc;
+    while ((rc = larder_feed_next(f, 20000, &b, &e)) == 1)
+        larder_batch_release(b);
+    assert_true(rc < 0);
+    assert_int_equal(e.kind, LARDER_NETWORK);
+    assert_true(clock_ms() - begin < 20000);
+    assert_int_equal(larder_feed_next(f, 20000, &b, NULL), rc); /* and it stays */
+    larder_feed_close(f);
+    shelf_up(w.shelf);
+    world_end(&w);
+}
+
+static uint64_t find_bad(struct world *w, uint64_t *offset)
+{
+    /* The data of the first sample with a field of some size, in the middle. */
+    for (uint32_t i = 0; i < w->corpus.shards; i++) {
+        struct samples_builder *b;
+        struct samples *s;
+        struct err e;
+        assert_int_equal(samples_builder_create(SHARD_TAR, "x", 0, &b, &e), 0);
+        assert_int_equal(samples_builder_push(b, w->corpus.files[i].p, w->corpus.files[i].n, &e), 0);
+        assert_int_equal(samples_builder_finish(b, &s, &e), 0);
+        samples_builder_free(b);
+        uint64_t found = 0;
+        for (uint64_t k = 2; k < samples_count(s) && !found; k++)
+            for (uint32_t j = 0; j < samples_fields(s, k); j++)
+                if (samples_field(s, k, j).bytes > 100)
+                    found = samples_field(s, k, j).offset + 50;
+        samples_free(s);
+        if (found) {
+            *offset = found;
+            return i;
+        }
+    }
+    fail();
+    return 0;
+}
+
+static void leaves_out_damage_if_asked(void **state)
+{
+    (void)state;
+    struct world w;
+    world_make(&w, 4, 20, 3000, RECONNECT_MS);
+    uint64_t n = corpus_samples(&w.corpus), offset, seen_all = 0;
+    uint32_t *seen = calloc(n, sizeof *seen);
+    struct larder_feed_options o = options();
+    o.damage = LARDER_DAMAGE_SKIP;
+    o.global_batch = 1; /* nothing dropped at the end: exactly one is missing */
+    struct larder_feed *f = open_feed(&w, &o);
+    unsigned shard = (unsigned)find_bad(&w, &offset);
+    larder_feed_close(f);
+    atomic_store(&w.bad_offset, offset);
+    atomic_store(&w.bad_shard, shard);
+    o.global_batch = (uint32_t)n;
+    f = open_feed(&w, &o);
+    assert_int_equal(take_batch(&w, f, seen), 1);
+    for (uint64_t i = 0; i < n; i++)
+        seen_all += seen[i];
+    assert_int_equal(seen_all, n - 1);
+    struct larder_feed_info info = LARDER_INIT(larder_feed_info);
+    assert_int_equal(larder_feed_info(f, &info), 0);
+    assert_int_equal(info.skipped, 1);
+    assert_int_equal(info.samples_out, n - 1);
+    larder_feed_close(f);
+    free(seen);
+    world_end(&w);
+}
+
+static void names_damage_and_stops(void **state)
+{
+    (void)state;
+    struct world w;
+    world_make(&w, 4, 20, 3000, RECONNECT_MS);
+    uint64_t offset, taken = 0;
+    unsigned shard = (unsigned)find_bad(&w, &offset);
+    atomic_store(&w.bad_offset, offset);
+    atomic_store(&w.bad_shard, shard);
+    struct larder_feed_options o = options();
+    o.global_batch = 1;
+    struct larder_feed *f = open_feed(&w, &o);
+    struct larder_batch *b;
+    struct larder_error e = {0};
+    int rc;
+    while ((rc = larder_feed_next(f, 20000, &b, &e)) == 1) {
+        larder_batch_release(b);
+        taken++;
+    }
+    assert_int_equal(rc, -EIO);
+    assert_non_null(strstr(e.text, w.corpus.names[shard]));
+    assert_non_null(strstr(e.text, "sample \"d"));
+    /* Every batch before the damaged one was handed out: its position is where the order has the sample. */
+    struct larder_feed_info info = LARDER_INIT(larder_feed_info);
+    assert_int_equal(larder_feed_info(f, &info), 0);
+    assert_int_equal(info.position, taken);
+    struct order *order;
+    struct err oe;
+    assert_int_equal(order_create(w.corpus.counts, 4, 99, 3, &order, &oe), 0);
+    assert_int_equal(order_at(order, taken).shard, shard);
+    order_free(order);
+    larder_feed_close(f);
+    world_end(&w);
+}
+
+static void a_paused_consumer_holds_bounded_memory_and_its_stream(void **state)
+{
+    (void)state;
+    struct world w;
+    world_make(&w, 8, 60, 30000, RECONNECT_MS);
+    assert_true(corpus_bytes(&w.corpus) > 4u << 20);
+    uint32_t *seen = calloc(corpus_samples(&w.corpus), sizeof *seen);
+    struct larder_feed_options o = options();
+    struct larder_feed *f = open_feed(&w, &o);
+    uint64_t before = shelf_bytes_read(w.shelf);
+    for (bool full = false; !full;) { /* until the planner has nowhere to put more: that is the pause */
+        pthread_mutex_lock(&f->lock);
+        full = f->want_space;
+        if (!full)
+            clock_wait(&f->changed, &f->lock, clock_ms() + 10);
+        pthread_mutex_unlock(&f->lock);
+    }
+    assert_true(shelf_bytes_read(w.shelf) - before <=
+                o.depth_bytes + (o.depth_bytes >> 2)); /* gaps are read too */
+    while (take_batch(&w, f, seen) == 1)
+        ;
+    assert_all_seen(&w, seen, 1);
+    struct larder_feed_info info = LARDER_INIT(larder_feed_info);
+    assert_int_equal(larder_feed_info(f, &info), 0);
+    assert_true(info.starved_seconds.consumer > 0);
+    larder_feed_close(f);
+    free(seen);
+    world_end(&w);
+}
+
+static void batches_larger_than_the_ring_come_one_at_a_time(void **state)
+{
+    (void)state;
+    struct world w;
+    world_make(&w, 3, 12, 400000, RECONNECT_MS);
+    uint32_t *seen = calloc(corpus_samples(&w.corpus), sizeof *seen);
+    struct larder_feed_options o = options();
+    struct larder_feed *f = open_feed(&w, &o);
+    struct larder_batch *held = NULL; /* one is kept while the next is asked for */
+    assert_int_equal(larder_feed_next(f, 20000, &held, NULL), 1);
+    struct larder_feed_info info = LARDER_INIT(larder_feed_info);
+    assert_int_equal(larder_feed_info(f, &info), 0);
+    assert_true(info.bytes_out > o.depth_bytes);
+    for (size_t i = 0; i < larder_batch_samples(held); i++) {
+        struct larder_sample s;
+        assert_int_equal(larder_batch_sample(held, i, &s), 0);
+        seen[s.position]++;
+    }
+    while (take_batch(&w, f, seen) == 1)
+        ;
+    for (size_t i = 0; i < larder_batch_samples(held); i++) {
+        struct larder_sample s;
+        assert_int_equal(larder_batch_sample(held, i, &s), 0);
+        corpus_check(&w.corpus, &s); /* nothing wrote over it */
+    }
+    assert_all_seen(&w, seen, 1);
+    larder_feed_close(f); /* the batch that is out keeps its memory */
+    larder_batch_release(held);
+    free(seen);
+    world_end(&w);
+}
+
+static void assert_open_fails(struct world *w, struct larder_feed_options o, enum larder_class kind,
+                              const char *word)
+{
+    struct larder_feed *f;
+    struct larder_error e = {0};
+    assert_true(larder_feed_open(w->client, &o, &f, &e) < 0);
+    assert_null(f);
+    if (e.kind != kind || !strstr(e.text, word))
+        fail_msg("class %d: %s", (int)e.kind, e.text);
+}
+
+static void refuses_at_open(void **state)
+{
+    (void)state;
+    struct world w;
+    world_make(&w, 3, 10, 100, RECONNECT_MS);
+    uint8_t bytes[64];
+    struct larder_feed_options o = options();
+    struct larder_feed *f = open_feed(&w, &o);
+    assert_int_equal(larder_feed_state(f, bytes), 64);
+    larder_feed_close(f);
+
+    o.dataset = "nowhere";
+    assert_open_fails(&w, o, LARDER_NOT_FOUND, "nowhere");
+    o = options();
+    o.global_batch = 1000;
+    assert_open_fails(&w, o, LARDER_INVALID, "fewer than one global batch of 1000");
+    o = options();
+    o.world = 5;
+    assert_open_fails(&w, o, LARDER_INVALID, "5 ranks");
+    o = options();
+    o.version = 1;
+    assert_open_fails(&w, o, LARDER_MISMATCH, "version");
+    o = options();
+    o.state = bytes;
+    o.state_bytes = 64;
+    o.seed = 100;
+    assert_open_fails(&w, o, LARDER_MISMATCH, "seed 99");
+    o = options();
+    o.state = bytes;
+    o.state_bytes = 63;
+    assert_open_fails(&w, o, LARDER_CORRUPT, "63");
+    bytes[20] ^= 1;
+    o.state_bytes = 64;
+    assert_open_fails(&w, o, LARDER_CORRUPT, "checksum");
+    world_end(&w);
+}
+
+static void a_fork_is_told(void **state)
+{
+    (void)state;
+    struct world w;
+    world_make(&w, 3, 10, 100, RECONNECT_MS);
+    struct larder_feed_options o = options();
+    struct larder_feed *f = open_feed(&w, &o);
+    pid_t child = fork();
+    if (child == 0) {
+        struct larder_batch *b;
+        struct larder_error e = {0};
+        int rc = larder_feed_next(f, 1000, &b, &e);
+        larder_feed_close(f);
+        _exit(rc == -ECHILD && strstr(e.text, "fork") ? 0 : 1);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    uint32_t *seen = calloc(corpus_samples(&w.corpus), sizeof *seen);
+    assert_int_equal(take_batch(&w, f, seen), 1); /* the parent's feed is as it was */
+    free(seen);
+    larder_feed_close(f);
+    world_end(&w);
+}
+
+static void reads_shards_in_place(void **state)
+{
+    (void)state;
+    struct world w;
+    world_make(&w, 3, 10, 5000, RECONNECT_MS);
+    struct larder_dataset *d;
+    struct larder_error e = {0};
+    assert_int_equal(larder_dataset_open(w.client, "corpus", 0, &d, &e), 0);
+    assert_int_equal(larder_dataset_shards(d), 3);
+    shelf_cut_every(w.shelf, 20000);
+    for (size_t i = 0; i < 3; i++) {
+        struct larder_shard_info info;
+        const struct buf *file = &w.corpus.files[i];
+        assert_int_equal(larder_dataset_shard(d, i, &info), 0);
+        assert_string_equal(info.name, w.corpus.names[i]);
+        assert_int_equal(info.bytes, file->n);
+        assert_int_equal(info.samples, w.corpus.counts[i]);
+        uint8_t *p = malloc(file->n + 10);
+        assert_int_equal(larder_dataset_read(d, i, 0, p, file->n + 10, &e), (int64_t)file->n);
+        assert_memory_equal(p, file->p, file->n);
+        assert_int_equal(larder_dataset_read(d, i, 513, p, 100, &e), 100);
+        assert_memory_equal(p, file->p + 513, 100);
+        assert_int_equal(larder_dataset_read(d, i, file->n, p, 1, &e), 0);
+        free(p);
+    }
+    assert_true(larder_dataset_read(d, 3, 0, &e, 1, &e) < 0);
+    larder_dataset_close(d);
+    world_end(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(hands_out_what_the_order_names),
+        cmocka_unit_test(resumes_on_other_numbers_of_ranks),
+        cmocka_unit_test(goes_on_when_connections_are_cut),
+        cmocka_unit_test(goes_on_when_the_server_restarts),
+        cmocka_unit_test(a_server_that_stays_away_is_an_error_in_bounded_time),
+        cmocka_unit_test(leaves_out_damage_if_asked),
+        cmocka_unit_test(names_damage_and_stops),
+        cmocka_unit_test(a_paused_consumer_holds_bounded_memory_and_its_stream),
+        cmocka_unit_test(batches_larger_than_the_ring_come_one_at_a_time),
+        cmocka_unit_test(refuses_at_open),
+        cmocka_unit_test(a_fork_is_told),
+        cmocka_unit_test(reads_shards_in_place),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
