@@ -337,6 +337,18 @@ static void hostile_plans_are_refused(void **unused)
     assert_non_null(strstr(e.text, "codec unknown"));
 }
 
+static void example_of_the_document(void **unused)
+{
+    (void)unused;
+    static const uint8_t payload[] = {1, 2, 2, 2, 1, 0x80, 2, 0x7e, 0, 0, 1, 0, 0x92, 5, 0, 0, 0, 0, 0,
+                                      0, 0, 1, 0, 0, 0,    0, 0,    0, 0, 0, 0, 0,    0, 0, 0, 0, 0};
+    static const uint8_t plain[] = {0x80, 0x3f, 0x00, 0xc0, 0x00, 0x3f, 0x49, 0x40};
+    uint8_t back[8];
+    struct err e;
+    assert_int_equal(codec_decode(state, CODEC_PLANES, DTYPE_BF16, payload, sizeof payload, back, 8, &e), 0);
+    assert_memory_equal(back, plain, 8);
+}
+
 /* Each loop of each machine gives the same bytes as the portable ones. */
 static void all_loops_agree(void **unused)
 {
@@ -381,6 +393,7 @@ int main(void)
         cmocka_unit_test(what_the_sample_missed_is_kept),
         cmocka_unit_test(damaged_payloads_are_refused_or_harmless),
         cmocka_unit_test(hostile_plans_are_refused),
+        cmocka_unit_test(example_of_the_document),
         cmocka_unit_test(all_loops_agree),
     };
     int r = cmocka_run_group_tests(tests, NULL, NULL);
