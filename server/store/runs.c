@@ -487,6 +487,16 @@ static void envelope_gated(struct task *t)
                       run_text(r), job->epoch);
         return;
     }
+    if (r->envelope_count > 0) {
+        struct id known = envelope_dek_id(r->envelopes[0].bytes), offered = envelope_dek_id(job->bytes);
+        if (!id_equal(&known, &offered)) { /* two writers raced, with KEKs of two epochs */
+            task_fail(t, ERR_EXISTS,
+                      "%s has a key already, and this envelope holds another; open the run again and use the "
+                      "key that is there",
+                      run_text(r));
+            return;
+        }
+    }
     if (r->envelope_count == ENVELOPES_MAX) {
         task_fail(t, ERR_LIMIT, "%s has %u envelopes already, the most allowed; drop old epochs first",
                   run_text(r), ENVELOPES_MAX);

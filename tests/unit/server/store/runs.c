@@ -164,13 +164,14 @@ static void lists_come_in_pages(void **state)
     assert_int_equal(pages, 2);
 }
 
-static void make_envelope(uint32_t epoch, const struct id *of, uint8_t out[ENVELOPE_BYTES])
+static void make_envelope(uint32_t epoch, const struct id *of, const struct id *dek_id,
+                          uint8_t out[ENVELOPE_BYTES])
 {
     uint8_t bytes[KEY_BYTES], salt[SALT_BYTES];
     store_rig_random(&rig, bytes, sizeof bytes);
     store_rig_random(&rig, salt, sizeof salt);
     struct kek kek = {.epoch = epoch, .key = secret_create(bytes, sizeof bytes)};
-    struct dek dek = {.id = store_rig_id(&rig), .key = secret_create(bytes, sizeof bytes)};
+    struct dek dek = {.id = *dek_id, .key = secret_create(bytes, sizeof bytes)};
     assert_int_equal(envelope_wrap(&kek, "acme", of, &dek, salt, out, NULL), 0);
     secret_free(kek.key);
     secret_free(dek.key);
@@ -190,15 +191,18 @@ static void envelopes_come_and_go_but_for_the_last(void **state)
 {
     (void)state;
     uint8_t first[ENVELOPE_BYTES], second[ENVELOPE_BYTES], other[ENVELOPE_BYTES], foreign[ENVELOPE_BYTES];
-    struct id stranger = store_rig_id(&rig);
-    make_envelope(2, &run, second);
-    make_envelope(1, &run, first);
-    make_envelope(1, &run, other);
-    make_envelope(3, &stranger, foreign);
+    uint8_t rival[ENVELOPE_BYTES];
+    struct id stranger = store_rig_id(&rig), dek_id = store_rig_id(&rig), rival_id = store_rig_id(&rig);
+    make_envelope(2, &run, &dek_id, second);
+    make_envelope(1, &run, &dek_id, first);
+    make_envelope(1, &run, &dek_id, other);
+    make_envelope(3, &run, &rival_id, rival);
+    make_envelope(3, &stranger, &dek_id, foreign);
     assert_int_equal(finish(put(second, ENVELOPE_BYTES)), ERR_NONE);
     assert_int_equal(finish(put(first, ENVELOPE_BYTES)), ERR_NONE);
     assert_int_equal(finish(put(first, ENVELOPE_BYTES)), ERR_NONE); /* told twice */
     assert_int_equal(finish(put(other, ENVELOPE_BYTES)), ERR_EXISTS);
+    assert_int_equal(finish(put(rival, ENVELOPE_BYTES)), ERR_EXISTS); /* another key for the same run */
     assert_int_equal(finish(put(foreign, ENVELOPE_BYTES)), ERR_INVALID);
     assert_int_equal(finish(put(first, 100)), ERR_PROTOCOL);
     other[200] ^= 1;
@@ -252,7 +256,8 @@ static void a_destroyed_run_leaves_nothing(void **state)
     struct rig_part open = {.run = run, .attempt = attempt, .step = 3, .world = 2, .chunks = 2};
     uint8_t envelope[ENVELOPE_BYTES];
     struct store_stats stats;
-    make_envelope(1, &run, envelope);
+    struct id dek_id = store_rig_id(&rig);
+    make_envelope(1, &run, &dek_id, envelope);
     assert_int_equal(finish(put(envelope, ENVELOPE_BYTES)), ERR_NONE);
     assert_int_equal(rig_attempt(&rig, &run, &attempt, 2, NULL), ERR_NONE);
     assert_int_equal(rig_save(&rig, &run, &attempt, 1, 2, NULL, NULL), ERR_NONE);
