@@ -169,12 +169,12 @@ static bool opening_done(void *arg)
     return ((struct opening *)arg)->done;
 }
 
-static void set_flag(void *arg)
+void rig_set_flag(void *arg)
 {
     *(bool *)arg = true;
 }
 
-static bool flag_set(void *arg)
+bool rig_flag_set(void *arg)
 {
     return *(bool *)arg;
 }
@@ -182,8 +182,8 @@ static bool flag_set(void *arg)
 static void backend_stop(struct store_rig *r)
 {
     bool done = false;
-    backend_close(r->backend, set_flag, &done);
-    store_rig_until(r, flag_set, &done);
+    backend_close(r->backend, rig_set_flag, &done);
+    store_rig_until(r, rig_flag_set, &done);
     r->backend = NULL;
 }
 
@@ -217,8 +217,8 @@ bool store_rig_start(struct store_rig *r)
 void store_rig_stop(struct store_rig *r)
 {
     bool done = false;
-    store_close(r->store, set_flag, &done);
-    store_rig_until(r, flag_set, &done);
+    store_close(r->store, rig_set_flag, &done);
+    store_rig_until(r, rig_flag_set, &done);
     r->store = NULL;
     backend_stop(r);
 }
@@ -236,7 +236,8 @@ static void ask_more(struct store_op *op)
     c->frames++;
     if (c->frame)
         c->frame(c);
-    store_continue(c->rig->store, op);
+    if (!c->stop_after_frame)
+        store_continue(c->rig->store, op);
 }
 
 struct ask *ask_new(struct store_rig *r, uint16_t opcode)
@@ -541,7 +542,7 @@ static void verb_done(struct backend_op *op)
 
 static int64_t verb_end(struct store_rig *r, struct verb *v)
 {
-    store_rig_until(r, flag_set, &v->done);
+    store_rig_until(r, rig_flag_set, &v->done);
     return v->op.result;
 }
 
@@ -566,6 +567,23 @@ const char *rig_segment_name(struct store_rig *r, const struct rig_part *p)
     static char name[BACKEND_NAME_BYTES_MAX + 1];
     store_segment_name(r->tenant, &p->run, &p->segment, name);
     return name;
+}
+
+const char *rig_folder(struct store_rig *r, const struct id *run)
+{
+    static char name[BACKEND_NAME_BYTES_MAX + 1];
+    snprintf(name, sizeof name, "%s", rig_object(r, run, ""));
+    name[strlen(name) - 1] = 0;
+    return name;
+}
+
+size_t rig_object_list(struct store_rig *r, const char *prefix, struct loop_names *names)
+{
+    struct verb v;
+    backend_list(r->backend, verb(&v), prefix, names);
+    if (verb_end(r, &v) < 0)
+        die("listing objects", &v.op.err);
+    return names->count;
 }
 
 uint8_t *rig_object_read(struct store_rig *r, const char *name, size_t *n)

@@ -32,6 +32,8 @@ bool store_rig_start(struct store_rig *r);
 void store_rig_stop(struct store_rig *r);
 /* Runs the loop until the condition holds; aborts if that takes longer than a minute. */
 void store_rig_until(struct store_rig *r, bool (*holds)(void *arg), void *arg);
+void rig_set_flag(void *flag); /* for callbacks */
+bool rig_flag_set(void *flag);
 void store_rig_sleep(struct store_rig *r, uint64_t ms); /* by the loop's clock */
 void store_rig_random(struct store_rig *r, void *p, size_t n);
 struct id store_rig_id(struct store_rig *r);
@@ -45,6 +47,7 @@ struct ask {
     bool done;
     unsigned frames;              /* of a stream */
     void (*frame)(struct ask *c); /* each frame of a stream but the last; NULL: counted only */
+    bool stop_after_frame;        /* the stream is not asked to go on */
     void *arg;
 };
 /* Encode the request into c->payload, then begin. */
@@ -118,6 +121,8 @@ uint8_t *rig_object_read(struct store_rig *r, const char *name, size_t *n); /* m
 void rig_object_remove(struct store_rig *r, const char *name);
 void rig_object_replace(struct store_rig *r, const char *name, const void *p, size_t n);
 void rig_object_flip(struct store_rig *r, const char *name, size_t at, uint8_t mask);
+const char *rig_folder(struct store_rig *r, const struct id *run);
+size_t rig_object_list(struct store_rig *r, const char *prefix, struct loop_names *names); /* the count */
 const char *rig_segment_name(struct store_rig *r, const struct rig_part *p);
 
 /* The commits of a run; at most `max`. Aborts if the list fails. */
