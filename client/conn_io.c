@@ -287,9 +287,19 @@ static int exchange(struct conn *c, uint64_t until_ms, size_t *got, struct err *
 
 /* ---- authentication and hello ---- */
 
+/* The server ends the session and says why: an error of hello with no request's id (PROTOCOL.md, section 4).
+ */
+static bool ends_session(const struct frame *f)
+{
+    return f->header.opcode == OP_HELLO && f->header.request_id == 0 &&
+           f->header.flags == (FRAME_RESPONSE | FRAME_ERROR);
+}
+
 static int take_hello(struct conn *c, const struct frame *f, uint64_t id, struct err *e)
 {
     struct rcur in = rcur_of(f->payload, f->header.payload_bytes);
+    if (ends_session(f))
+        return err_of_msg(&in, e);
     if (!(f->header.flags & FRAME_RESPONSE) || f->header.request_id != id || f->header.opcode != OP_HELLO)
         return err_set(e, ERR_PROTOCOL, "%s:%s answered hello with a frame %s; is it a larderd?", c->host,
                        c->port, opcode_name(f->header.opcode));
@@ -491,6 +501,9 @@ static void last_frame(struct conn *c, struct call *call, const struct frame *f)
 static int take_frame(struct conn *c, const struct frame *f, struct err *e)
 {
     unsigned long long id = f->header.request_id;
+    struct rcur in = rcur_of(f->payload, f->header.payload_bytes);
+    if (ends_session(f))
+        return err_of_msg(&in, e);
     pthread_mutex_lock(&c->lock);
     struct call *call = find_flying(c, id);
     bool ours = id > 0 && id < c->next_id;

@@ -20,7 +20,8 @@ struct channel {
     bool server;
     bool ready;
     bool large;
-    bool broken;
+    bool broken;     /* no more frames come in */
+    bool mute;       /* and none can be sent: TLS itself has failed */
     bool first_seen; /* the first byte from the peer was looked at */
     struct err why;  /* of broken */
 
@@ -99,20 +100,29 @@ static int keep_rest(struct channel *c, struct err *e)
     return 0;
 }
 
+/* From here on every call fails with what is in c->why. */
 static int break_channel(struct channel *c, struct err *e)
 {
     c->broken = true;
-    if (e != &c->why && e)
+    if (e)
         *e = c->why;
     return -c->why.errnum;
+}
+
+static int mute_channel(struct channel *c, struct err *e)
+{
+    c->mute = true;
+    return break_channel(c, e);
 }
 
 /* 1..n bytes of plaintext, 0: none now, or <0. */
 static int read_plain(struct channel *c, void *p, size_t n)
 {
-    if (c->tls)
-        return tls_read(c->tls, p, n, &c->why);
-    return (int)pull(c, p, n);
+    if (!c->tls)
+        return (int)pull(c, p, n);
+    int rc = tls_read(c->tls, p, n, &c->why);
+    c->mute |= rc < 0;
+    return rc;
 }
 
 static void memory_drop(struct channel *c)
@@ -184,7 +194,7 @@ static int advance(struct channel *c, struct err *e)
     if (!c->ready) {
         int rc = tls_handshake(c->tls, &c->why);
         if (rc < 0)
-            return break_channel(c, e);
+            return mute_channel(c, e);
         if (rc == 0)
             return 0;
         c->ready = true;
@@ -215,24 +225,24 @@ static int check_first(struct channel *c, const uint8_t *p, size_t n)
 
 int channel_input(struct channel *c, const void *p, size_t n, struct err *e)
 {
-    if (c->broken)
+    if (c->mute)
         return break_channel(c, e);
-    if (channel_peer_closed(c))
-        return 0; /* nothing counts that comes behind its close */
+    if (c->broken || channel_peer_closed(c))
+        return 0; /* what comes behind a broken frame or the peer's close counts for nothing */
     if (n > CHANNEL_INPUT_BYTES_MAX - (c->kept_end - c->kept_at)) {
         (void)err_set(&c->why, ERR_LIMIT,
                       "%zu bytes of input wait behind a frame that is not taken; at most %u are kept",
                       c->kept_end - c->kept_at, CHANNEL_INPUT_BYTES_MAX);
-        return break_channel(c, e);
+        return mute_channel(c, e);
     }
     if (check_first(c, p, n) < 0)
-        return break_channel(c, e);
+        return mute_channel(c, e);
     c->lent = SLICE(p, n);
-    int rc = advance(c, e);
+    int rc = advance(c, NULL);
     if (rc == 0 && keep_rest(c, &c->why) < 0)
-        rc = break_channel(c, e);
+        c->mute = true;
     c->lent = SLICE(NULL, 0);
-    return rc;
+    return c->mute ? break_channel(c, e) : 0; /* what else is wrong, channel_frame tells */
 }
 
 int channel_frame(struct channel *c, struct frame *out, struct err *e)
@@ -350,7 +360,7 @@ int channel_send(struct channel *c, const struct frame_header *h, struct slice m
     struct frame_header header = *h;
     struct slice parts[] = {message, tail};
     size_t n;
-    if (c->broken)
+    if (c->mute)
         return break_channel(c, e);
     if (!c->ready)
         return err_set(e, ERR_INVALID, "a frame was to be sent before the handshake was done");
@@ -362,7 +372,7 @@ int channel_send(struct channel *c, const struct frame_header *h, struct slice m
         return rc;
     header.payload_bytes = (uint32_t)n;
     if (c->tls)
-        return send_tls(c, &header, parts, 2) < 0 ? break_channel(c, e) : 0;
+        return send_tls(c, &header, parts, 2) < 0 ? mute_channel(c, e) : 0;
     send_clear(c, &header, parts, 2);
     return 0;
 }
@@ -455,7 +465,7 @@ const struct identity *channel_peer(const struct channel *c)
 
 void channel_close(struct channel *c)
 {
-    if (c->tls && c->ready && !c->broken)
+    if (c->tls && c->ready && !c->mute)
         tls_close(c->tls);
 }
 

@@ -5,7 +5,9 @@
  * simulator use the same code. A clear channel (no TLS, identity given) exists for the simulator and is never
  * offered by larderd.
  *
- * After an error the channel only has output left to flush (an alert), then it is to be freed.
+ * After an error of channel_input the channel only has output left to flush (an alert), then it is to be
+ * freed. After an error of channel_frame nothing more comes in, but the peer can still be told: channel_send
+ * works.
  */
 #ifndef LARDER_CHANNEL_H
 #define LARDER_CHANNEL_H
@@ -46,7 +48,8 @@ void channel_free(struct channel *c);
 #define CHANNEL_OUTPUT_BYTES_MAX (64u << 20)
 
 /* Bytes received from the network; all are taken. Starts the handshake on a client with n = 0. Errors:
- * ERR_DENIED (certificate refused: why), ERR_PROTOCOL, ERR_CORRUPT, ERR_NO_MEMORY. */
+ * ERR_DENIED (certificate refused: why), ERR_PROTOCOL (no TLS, or not ours), ERR_CORRUPT, ERR_LIMIT,
+ * ERR_NO_MEMORY. What is wrong inside frames is told by channel_frame. */
 must_check int channel_input(struct channel *c, const void *p, size_t n, struct err *e);
 bool channel_ready(const struct channel *c);                  /* handshake done, both authenticated */
 const struct identity *channel_peer(const struct channel *c); /* NULL until ready */
@@ -66,8 +69,9 @@ struct frame {
     const uint8_t *payload; /* never NULL */
 };
 #define CHUNK_MESSAGE_BYTES 60 /* msg_segment_chunk as encoded: 16 + 4 + 40 */
-/* 1: *out is filled; 0: more input is needed; <0: broken, ERR_PROTOCOL or ERR_LIMIT. Call again only after
- * channel_frame_done. Before hello is done only payloads of FRAME_CONTROL_BYTES_MAX are taken in. */
+/* 1: *out is filled; 0: more input is needed; <0: broken, ERR_PROTOCOL, ERR_VERSION or ERR_LIMIT. Call again
+ * only after channel_frame_done. Before hello is done only payloads of FRAME_CONTROL_BYTES_MAX are taken in.
+ */
 must_check int channel_frame(struct channel *c, struct frame *out, struct err *e);
 void channel_frame_done(struct channel *c);
 /* Takes the payload's memory away from the channel instead of channel_frame_done. Returns the allocation to

@@ -55,7 +55,9 @@ static void hello(struct scripted *s, const struct frame_header *h)
                                 .role = ROLE_WRITER,
                                 .server_time_ns = 17};
     if (s->o.refuse_class) {
-        scripted_refuse(s, h, s->o.refuse_class, "hello was refused by the script");
+        struct frame_header early = {.opcode = OP_HELLO};
+        scripted_refuse(s, s->o.refuse_early ? &early : h, s->o.refuse_class,
+                        "hello was refused by the script");
         return;
     }
     msg_hello_reply_encode(&m, &b);

@@ -17,8 +17,9 @@ struct scripted_options {
     enum scripted_next (*frame)(void *arg, struct scripted *s, const struct frame_header *h,
                                 const uint8_t *payload);
     void *arg;
-    int refuse_class; /* enum err_class: hello is refused so */
-    bool silent;      /* connections are taken and never answered */
+    int refuse_class;  /* enum err_class: hello is refused so */
+    bool refuse_early; /* as before hello was read: with no request's id */
+    bool silent;       /* connections are taken and never answered */
 };
 
 struct scripted *scripted_start(const struct scripted_options *o);

@@ -325,6 +325,13 @@ static void refusals_and_silence_at_the_door(void **state)
     assert_int_equal(scripted_connections(s), 1); /* not tried again */
     scripted_stop(s);
 
+    s = scripted_start(
+        &(struct scripted_options){.frame = answer, .refuse_class = ERR_BUSY, .refuse_early = true});
+    assert_null(open_to(scripted_port(s), 5000, 60000, &e));
+    assert_int_equal(e.class, ERR_BUSY);
+    assert_non_null(strstr(e.text, "refused by the script"));
+    scripted_stop(s);
+
     s = scripted_start(&(struct scripted_options){.frame = answer, .silent = true});
     struct conn *c = NULL;
     struct conn_options o = {.host = "127.0.0.1", .port = scripted_port(s), .connect_timeout_ms = 100};
