@@ -296,6 +296,11 @@ void channel_allow_large(struct channel *c)
     c->large = true;
 }
 
+bool channel_partial(const struct channel *c)
+{
+    return !c->whole && (c->head_bytes > 0 || c->kept_end > c->kept_at);
+}
+
 size_t channel_buffered(const struct channel *c)
 {
     return c->kept_cap + c->memory_bytes;

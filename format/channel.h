@@ -79,6 +79,7 @@ void channel_frame_done(struct channel *c);
  * it was and valid in it. */
 must_check uint8_t *channel_frame_steal(struct channel *c);
 void channel_allow_large(struct channel *c);      /* after hello: payloads up to FRAME_PAYLOAD_BYTES_MAX */
+bool channel_partial(const struct channel *c);    /* a frame has begun to arrive and is not whole yet */
 size_t channel_buffered(const struct channel *c); /* input bytes held, for accounting */
 
 /* Queues a frame: header (payload_bytes is computed), message bytes and tail, both may be empty. Copies

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Published directories: folders of shards served read-only as they are, without importing them.
+ *
+ * A version is what a folder held when it was looked at: names, sizes, times of change and inode numbers of
+ * its files, sorted by name; its id is a hash over them. Opening a dataset pins its version. After a range is
+ * read and before it is sent, the file is looked at again: if it is not the one that the version names, the
+ * read fails and nothing of it is sent, so a reader never gets mixed bytes. A change that keeps size, time
+ * and inode cannot be seen.
+ *
+ * Each loop keeps versions and sample indexes of its own. A version opened on another loop is found again by
+ * looking at the folders: as long as they are unchanged they give the same id.
+ */
+#ifndef LARDER_PUBLISHED_H
+#define LARDER_PUBLISHED_H
+
+#include "server/session/stream.h"
+
+#define PUBLISHED_PATH_BYTES_MAX 700u   /* of a directory in the configuration */
+#define VERSIONS_MAX             64u    /* kept on one loop without a reader */
+#define PUBLISHED_SHARDS_MAX     65536u /* files in one directory */
+
+struct pubshard {
+    char *name;
+    uint64_t bytes, mtime_ns, inode;
+};
+
+struct pubversion {
+    struct list link; /* most recently used last */
+    struct id id;
+    const struct published_dir *dir;
+    struct pubshard *shards;
+    uint32_t count;
+    uint64_t bytes;
+    unsigned refs;
+};
+
+must_check int published_create(struct worker *w, struct published **out);
+void published_destroy(struct published *p); /* nothing is in flight */
+
+void pubversion_ref(struct pubversion *v);
+void pubversion_unref(struct published *p, struct pubversion *v);
+
+bool published_visible(const struct published_dir *dir, const char *tenant);
+
+/* Looks at one folder. Embedded in the caller's struct, zeroed before; done runs later, with version set
+ * (valid until the callback ends, unless a reference is taken) or err. */
+struct scan {
+    void (*done)(struct scan *s);
+    struct pubversion *version;
+    struct err err;
+    /* Private. */
+    struct published *p;
+    const struct published_dir *dir;
+    struct pubversion *building;
+    struct loop_names names;
+    size_t next;
+    struct io_op op;
+    struct loop_stat stat;
+    char path[PUBLISHED_PATH_BYTES_MAX + 2 + NAME_BYTES_MAX];
+};
+void scan_begin(struct scan *s, struct published *p, const struct published_dir *dir);
+
+/* The version of that id among those that the tenant may see and this loop knows; NULL: unknown here. */
+struct pubversion *published_find(struct published *p, const char *tenant, const struct id *id);
+/* ERR_MISMATCH unless the file looked at is the one that the version names. */
+must_check int pubshard_same(const struct pubversion *v, uint32_t shard, const struct loop_stat *now,
+                             struct err *e);
+/* false: the path is too long, which the configuration's check keeps from happening. */
+bool pubshard_path(const struct pubversion *v, uint32_t shard, char *out, size_t size);
+
+/* published_reads.c */
+struct sample_index {
+    struct list link; /* most recently used last */
+    struct id version;
+    uint32_t shard;
+    struct buf encoded;
+    unsigned refs;
+};
+struct published {
+    struct worker *w;
+    struct list versions;
+    size_t version_count;
+    struct list indexes;
+    uint64_t index_bytes;
+    struct list jobs; /* sample indexes being built */
+};
+/* OP_READ of READ_PUBLISHED: ranges are in the stream. */
+void published_read(struct stream *st, enum sched_class class, uint64_t credit);
+
+#endif

@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside of server/session: workers (one per loop), sessions (one per connection), requests.
+ *
+ * Everything of a worker happens on its loop's thread. A session is level-triggered: callbacks change state,
+ * queue output, and end with session_settle, which does whatever is possible now (take frames, feed streams,
+ * send, receive, close). Nothing is freed before settle, and settle is the last thing a callback does with
+ * the session.
+ *
+ * A session's life: handshake -> hello -> open -> closing -> freed. Closing: output is flushed, the peer's
+ * end awaited for a bounded time, the socket shut down, receive and send counted down, the socket closed,
+ * requests counted down, then freed.
+ */
+#ifndef LARDER_SESSION_H
+#define LARDER_SESSION_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "server/session/server.h"
+#include "server/tenant/sched.h"
+
+#define RECEIVE_BYTES     (128u << 10)
+#define OUTPUT_HIGH_BYTES (1u << 20) /* streams add nothing while more than this waits to be sent */
+#define OUTPUT_STOP_BYTES (4u << 20) /* and no request is taken while more than this does */
+
+struct op_entry;
+struct published;
+
+struct listener {
+    struct worker *w;
+    unsigned number; /* of the address */
+    int fd;          /* -1: not open */
+    struct io_op accept, close;
+    bool accepting, closing;
+    struct loop_timer retry; /* after a failed accept (descriptors used up) */
+};
+
+enum server_phase { SERVER_STARTING, SERVER_RUNNING, SERVER_STOPPING };
+
+/* What one loop adds to the status. */
+struct worker_figures {
+    uint64_t sessions;
+    struct sched_figures classes[SCHED_CLASSES];
+};
+
+struct worker {
+    struct server *server;
+    unsigned number;
+    struct loop *loop;
+    struct backend *backend;
+    struct channel_config *tls;
+    struct listener listeners[LISTEN_MAX];
+    struct list sessions;
+    uint32_t session_count;
+    struct sched *sched;
+    struct loop_timer sched_timer;
+    struct published *published;
+    bool stopping, stopped;
+    uint64_t stop_finished, stop_failed;
+    struct loop_timer stop_timer;
+    struct loop_msg start_msg, stop_msg, hurry_msg, stopped_msg;
+};
+
+struct server {
+    struct server_options o;
+    struct server_limits limits; /* defaults filled in */
+    enum server_phase phase;
+    struct id store_id;
+    uint64_t started_ms;
+    char addresses[LISTEN_MAX][ADDRESS_BYTES_MAX];
+    struct server_starting *starting;
+    struct server_stopping *stopping;
+    uint32_t stop_bound_ms;
+    unsigned workers_stopped, hurries_out;
+    bool hurried;
+    struct err start_err;
+    struct loop_msg start_msg;
+    struct tenants_refresh *refresh; /* of the tenants' weights, in flight */
+    bool refresh_again;
+    _Atomic uint32_t session_count;
+    _Atomic uint64_t session_number;
+    size_t worker_count;
+    struct worker workers[];
+};
+
+void worker_pump(struct worker *w); /* admits what the scheduler lets through */
+void worker_figures(const struct worker *w, struct worker_figures *out);
+void worker_session_gone(struct worker *w);
+/* Ends a stop when nothing of the server is on its way any more. */
+void server_try_free(struct server *s);
+
+/* Asks the store for the tenants' weights and hands them to every worker's scheduler. From any worker. */
+void server_tenants_changed(struct server *s);
+
+enum session_state { SESSION_HANDSHAKE, SESSION_HELLO, SESSION_OPEN, SESSION_CLOSING };
+
+struct session {
+    struct list link; /* worker's sessions */
+    struct worker *w;
+    uint64_t number;
+    char peer[80];
+    struct identity identity; /* from hello on */
+    struct sched_tenant *tenant;
+    enum session_state state;
+    bool over_limit; /* will be told so at hello */
+    struct channel *channel;
+    int fd;
+    struct io_op recv, send, close;
+    bool receiving, sending, shut, closing, closed;
+    bool linger;   /* closing: wait for the peer's end before shutting down */
+    bool peer_end; /* the peer has closed its side */
+    bool broken;   /* an answer could not be queued: settle closes */
+    uint8_t *recv_buf;
+    uint8_t *send_buf;
+    size_t send_bytes;
+    struct loop_timer timer;
+    uint64_t state_at_ms, frame_at_ms, send_at_ms;
+    struct list requests;
+    uint32_t request_count, stream_count;
+    uint64_t payload_bytes, read_bytes;
+    struct list streams;
+};
+
+void session_accept(struct worker *w, int fd, unsigned address);
+void session_settle(struct session *s);
+/* why: for the log. linger: something was sent that the peer should get to read. */
+void session_close(struct session *s, bool linger, const char *why);
+/* A stop begins: refuses new work, closes if idle. force: fails what is in flight. */
+void session_stop(struct session *s, bool force);
+size_t session_output_bytes(const struct session *s);
+/* Queues a frame; if that fails the session is closed when it settles, not here. */
+void session_send(struct session *s, uint16_t opcode, uint32_t flags, uint64_t id, struct slice message,
+                  struct slice tail);
+void session_send_error(struct session *s, uint16_t opcode, uint64_t id, const struct err *e);
+
+/* One request in flight; embedded first in the struct of its kind. */
+struct request {
+    struct list link;
+    struct session *s;
+    const struct op_entry *op;
+    uint64_t id;
+    uint64_t started_ms;
+    uint32_t deadline_ms;
+    struct loop_timer timer; /* fire is set by the kind */
+    bool answered;
+    bool at_stop;    /* was in flight when a stop began */
+    uint8_t *memory; /* the payload's, owned */
+    struct slice payload;
+    /* Ends early for the reason given: answers unless the answer is on its way. May free the request unless
+     * something is still pending. */
+    void (*cancel)(struct request *r, const struct err *why);
+};
+
+/* Takes the frame's payload over and enters the request in the session. bytes: size of the kind's struct.
+ * NULL: refused, and answered. */
+struct request *request_begin(struct session *s, const struct op_entry *op, struct frame *f, size_t bytes,
+                              void (*cancel)(struct request *r, const struct err *why),
+                              void (*timer)(struct loop_timer *t));
+/* Answers once; later answers are dropped, and so are those of a session that is closing. */
+void request_answer(struct request *r, struct slice message, struct slice tail);
+void request_fail(struct request *r, const struct err *e);
+void request_more(struct request *r, struct slice message, struct slice tail); /* one frame of a stream */
+void request_free(struct request *r); /* answered, or its session is closing; nothing is pending */
+struct request *request_find(struct session *s, uint64_t id);
+
+/* dispatch.c */
+enum op_where { OP_ON_SESSION, OP_ON_STORE };
+enum op_class { OPCLASS_CONTROL, OPCLASS_SAVE, OPCLASS_READ, OPCLASS_SCRUB };
+struct op_entry {
+    uint16_t opcode;
+    uint8_t states; /* bits 1 << enum session_state */
+    uint8_t roles;  /* bits 1 << enum client_role */
+    uint8_t class;  /* enum op_class */
+    uint8_t where;
+    bool audit; /* changes something: logged with who asked */
+    uint32_t payload_bytes_max;
+    void (*handle)(struct session *s, const struct op_entry *op, struct frame *f);
+};
+const struct op_entry *dispatch_find(uint16_t opcode);
+void dispatch(struct session *s, struct frame *f);
+
+/* calls.c: requests that the store serves */
+void call_handle(struct session *s, const struct op_entry *op, struct frame *f);
+/* Goes on with streamed answers now that output has drained. */
+void calls_pump(struct session *s);
+
+/* reads.c */
+void read_handle(struct session *s, const struct op_entry *op, struct frame *f);
+void credit_handle(struct session *s, const struct op_entry *op, struct frame *f);
+void streams_pump(struct session *s);
+bool stream_waits_for_credit(const struct request *r);
+
+/* published.c */
+void published_list_handle(struct session *s, const struct op_entry *op, struct frame *f);
+void published_open_handle(struct session *s, const struct op_entry *op, struct frame *f);
+void published_samples_handle(struct session *s, const struct op_entry *op, struct frame *f);
+
+/* status.c */
+void status_handle(struct session *s, const struct op_entry *op, struct frame *f);
+
+#endif
