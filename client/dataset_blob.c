@@ -7,29 +7,74 @@
 
 #include "format/limits.h"
 
-#define CHUNKS_AT_ONCE 4u
+#define CHUNKS_AT_ONCE 64u
+#define BYTES_AT_ONCE  (4 * (size_t)CHUNK_STORED_BYTES_MAX)
 
-/* Stored bytes of a few chunks, kept as they come on the connection's thread. */
+/* Stored bytes of a few chunks, kept one behind the other as they come on the connection's thread. */
 struct stored_set {
-    uint8_t *memory; /* CHUNKS_AT_ONCE places */
-    struct {
-        uint32_t number;
-        size_t bytes;
-    } chunk[CHUNKS_AT_ONCE];
+    const struct chunk_entry *table;
+    uint8_t *memory; /* BYTES_AT_ONCE, or less if fewer are wanted */
+    size_t bytes;
+    uint32_t numbers[CHUNKS_AT_ONCE];
     uint32_t count;
 };
 
 static int keep(void *arg, uint32_t number, uint8_t *stored, size_t n, struct err *e)
 {
     struct stored_set *s = arg;
-    if (s->count == CHUNKS_AT_ONCE || n > CHUNK_STORED_BYTES_MAX)
+    if (s->count == CHUNKS_AT_ONCE || n != s->table[number].stored_bytes)
         return err_set(e, ERR_PROTOCOL, "chunk %u came with %zu bytes that were not asked for", number, n);
     if (n)
-        memcpy(s->memory + (size_t)s->count * CHUNK_STORED_BYTES_MAX, stored, n);
-    s->chunk[s->count].number = number;
-    s->chunk[s->count].bytes = n;
-    s->count++;
+        memcpy(s->memory + s->bytes, stored, n);
+    s->bytes += n;
+    s->numbers[s->count++] = number;
     return 0;
+}
+
+/* How many of the numbers make up the next group, and its bytes. */
+static uint32_t group(const struct chunk_entry *table, const uint32_t *numbers, uint32_t count, size_t *bytes)
+{
+    uint32_t n = 0;
+    for (*bytes = 0; n < count && n < CHUNKS_AT_ONCE; n++) {
+        size_t more = table[numbers[n]].stored_bytes;
+        if (n && *bytes + more > BYTES_AT_ONCE)
+            break;
+        *bytes += more;
+    }
+    return n;
+}
+
+struct chunk_reader {
+    struct stored_set set;
+    uint8_t *plain;
+    struct part_scratch *scratch;
+};
+
+static int reader_init(struct chunk_reader *r, const struct part *p, const uint32_t *numbers, uint32_t count,
+                       struct err *e)
+{
+    uint32_t chunks;
+    size_t most = 1, bytes;
+    *r = (struct chunk_reader){.set.table = part_chunks(p, &chunks)};
+    for (uint32_t i = 0, n; i < count; i += n) {
+        check(numbers[i] < chunks); /* decoding the index has checked what lies where */
+        n = group(r->set.table, numbers + i, count - i, &bytes);
+        most = bytes > most ? bytes : most;
+    }
+    r->set.memory = malloc(most);
+    r->plain = malloc(CHUNK_PLAIN_BYTES_MAX);
+    r->scratch = part_scratch_create();
+    if (r->set.memory && r->plain && r->scratch)
+        return 0;
+    return err_set(e, ERR_NO_MEMORY, "no memory for reading %u chunks", count);
+}
+
+static void reader_free(struct chunk_reader *r)
+{
+    if (r->scratch)
+        part_scratch_free(r->scratch);
+    free(r->plain);
+    free(r->set.memory);
 }
 
 int dataset_chunks_read(const struct part *p, struct conn *conn, const uint32_t *numbers, uint32_t count,
@@ -37,32 +82,23 @@ int dataset_chunks_read(const struct part *p, struct conn *conn, const uint32_t 
                                     struct err *e),
                         void *arg, struct err *e)
 {
-    uint32_t chunks;
-    const struct chunk_entry *table = part_chunks(p, &chunks);
-    uint32_t at_once = count < CHUNKS_AT_ONCE ? count : CHUNKS_AT_ONCE;
-    struct stored_set set = {.memory = malloc((size_t)at_once * CHUNK_STORED_BYTES_MAX)};
-    uint8_t *plain = malloc(CHUNK_PLAIN_BYTES_MAX);
-    struct part_scratch *scratch = part_scratch_create();
-    int rc = 0;
-    if (!set.memory || !plain || !scratch)
-        rc = err_set(e, ERR_NO_MEMORY, "no memory for reading %u chunks", count);
-    for (uint32_t done = 0; rc == 0 && done < count; done += at_once) {
-        uint32_t now = count - done < at_once ? count - done : at_once;
-        set.count = 0;
-        rc = part_fetch(p, conn, PART_FEED, numbers + done, now, (uint64_t)now * CHUNK_STORED_BYTES_MAX, keep,
-                        &set, e);
-        for (uint32_t i = 0; rc == 0 && i < set.count; i++) {
-            uint32_t number = set.chunk[i].number;
-            check(number < chunks);
-            rc = part_decode(p, scratch, number, set.memory + (size_t)i * CHUNK_STORED_BYTES_MAX, plain, e);
+    struct chunk_reader r;
+    int rc = reader_init(&r, p, numbers, count, e);
+    for (uint32_t done = 0, now; rc == 0 && done < count; done += now) {
+        size_t bytes, at = 0;
+        now = group(r.set.table, numbers + done, count - done, &bytes);
+        r.set.count = 0;
+        r.set.bytes = 0;
+        rc = part_fetch(p, conn, PART_FEED, numbers + done, now, BYTES_AT_ONCE, keep, &r.set, e);
+        for (uint32_t i = 0; rc == 0 && i < r.set.count; i++) {
+            const struct chunk_entry *c = &r.set.table[r.set.numbers[i]];
+            rc = part_decode(p, r.scratch, r.set.numbers[i], r.set.memory + at, r.plain, e);
             if (rc == 0)
-                rc = each(arg, number, plain, table[number].plain_bytes, e);
+                rc = each(arg, r.set.numbers[i], r.plain, c->plain_bytes, e);
+            at += c->stored_bytes;
         }
     }
-    if (scratch)
-        part_scratch_free(scratch);
-    free(plain);
-    free(set.memory);
+    reader_free(&r);
     return rc;
 }
 

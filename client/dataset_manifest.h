@@ -17,11 +17,21 @@
 #include "format/limits.h"
 #include "format/samples.h"
 
-/* Names of the tensor and blobs of an imported shard. */
-#define SHARD_TENSOR       "shard"          /* u8, shape [bytes] */
+/*
+ * Tensors and blobs of an imported shard. Its bytes are cut into pieces of one size, which a reader has to
+ * fetch and open whole, so the size follows that of a sample: feeds read samples from anywhere in a shard.
+ *   one tensor "shard" of all its bytes, cut at 4 MiB, where samples are large or the shard is small
+ *   else tensors "shard/0", "shard/1", ...: piece i in chunk i, all of the size of the first but the last
+ */
+#define SHARD_TENSOR       "shard" /* u8, shape [bytes] */
+#define SHARD_PIECE_MIN    (128u << 10)
+#define SHARD_PIECES_MAX   16384u
 #define SHARD_BLOB_SAMPLES "larder.samples" /* samples_encode() */
 #define SHARD_BLOB_NAME    "larder.name"
 #define SHARD_BLOB_TABLE   "larder.shards" /* part 0 only */
+
+/* Bytes of a piece for a shard of that size: CHUNK_PLAIN_BYTES_MAX says that it is not cut into tensors. */
+uint32_t shard_piece_bytes(uint64_t bytes, uint64_t samples);
 
 #define SAMPLES_UNKNOWN UINT64_MAX
 

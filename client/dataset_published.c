@@ -35,8 +35,8 @@ static int table_of_reply(const struct msg_published_open_reply *m, struct shard
     return rc;
 }
 
-static int ask_open(struct larder_dataset *d, struct conn *conn, struct call *call, struct msg_published_open_reply *out,
-                    struct err *e)
+static int ask_open(struct larder_dataset *d, struct conn *conn, struct call *call,
+                    struct msg_published_open_reply *out, struct err *e)
 {
     struct msg_published_open m = {.name = slice_str(d->name)};
     struct buf message = {0};
@@ -44,8 +44,8 @@ static int ask_open(struct larder_dataset *d, struct conn *conn, struct call *ca
     struct rcur reply;
     int rc = buf_end(&message, "published_open", e);
     if (rc == 0)
-        rc = conn_call(conn, OP_PUBLISHED_OPEN, SLICE(message.p, message.n), SLICE(NULL, 0), 0, call,
-                       &reply, e);
+        rc = conn_call(conn, OP_PUBLISHED_OPEN, SLICE(message.p, message.n), SLICE(NULL, 0), 0, call, &reply,
+                       e);
     if (rc == 0)
         rc = msg_published_open_reply_decode(&reply, out, e);
     buf_free(&message);

@@ -130,25 +130,48 @@ void dataset_close(struct larder_dataset *d)
     free(d);
 }
 
+/* Is tensor i piece i of a shard cut into pieces of `piece` bytes? */
+static bool is_piece(const struct tensor *t, uint64_t i, uint64_t piece, uint64_t shard_bytes)
+{
+    char name[32];
+    uint64_t left = shard_bytes - i * piece;
+    snprintf(name, sizeof name, SHARD_TENSOR "/%" PRIu64, i);
+    return t->dtype == DTYPE_U8 && slice_eq(t->name, slice_str(name)) && t->first_chunk == i &&
+           t->offset == 0 && t->bytes == (left < piece ? left : piece);
+}
+
+/* Finds out how the shard's bytes lie in the part, and checks all of it. */
+static int lay_out(struct dataset_view *v, const struct part *p, uint64_t bytes, struct err *e)
+{
+    const struct index_private *x = part_index(p);
+    const struct tensor *t = x->tensors;
+    if (x->tensor_count == 1 && t->dtype == DTYPE_U8 && slice_eq(t->name, slice_str(SHARD_TENSOR)) &&
+        t->bytes == bytes && t->first_chunk == 0 && t->offset == 0) {
+        v->piece_bytes = CHUNK_PLAIN_BYTES_MAX;
+        return 0;
+    }
+    uint64_t piece = x->tensor_count ? t->bytes : 0;
+    bool good = piece && piece <= CHUNK_PLAIN_BYTES_MAX / 4 && (bytes + piece - 1) / piece == x->tensor_count;
+    for (uint32_t i = 0; good && i < x->tensor_count; i++)
+        good = is_piece(&t[i], i, piece, bytes);
+    v->piece_bytes = piece;
+    return good ? 0
+                : err_set(e, ERR_CORRUPT,
+                          "its part does not hold the %" PRIu64 " bytes that the shard table names", bytes);
+}
+
 static int load_part(struct larder_dataset *d, struct dataset_view *v, struct err *e)
 {
     struct part *p = NULL;
     int rc = part_open(d->client, d->conn, &d->run, &d->commit, v->shard, &p, e);
-    if (rc < 0)
-        return rc;
-    const struct index_private *x = part_index(p);
-    const struct tensor *t = NULL;
-    for (uint32_t i = 0; i < x->tensor_count; i++)
-        if (slice_eq(x->tensors[i].name, slice_str(SHARD_TENSOR)))
-            t = &x->tensors[i];
-    if (!t || t->dtype != DTYPE_U8 || t->bytes != d->table.shards[v->shard].bytes) {
+    if (rc == 0)
+        rc = lay_out(v, p, d->table.shards[v->shard].bytes, e);
+    if (rc < 0) {
         part_close(p);
-        return err_set(e, ERR_CORRUPT,
-                       "its part does not hold the %" PRIu64 " bytes that the shard table names",
-                       d->table.shards[v->shard].bytes);
+        return rc;
     }
+    v->shard_bytes = d->table.shards[v->shard].bytes;
     v->part = p;
-    v->tensor = t;
     return 0;
 }
 
@@ -289,17 +312,11 @@ void dataset_view_put(struct larder_dataset *d, struct dataset_view *v)
 
 struct chunk_place dataset_chunk_of(const struct dataset_view *v, uint64_t offset)
 {
-    const struct tensor *t = v->tensor;
-    check(offset < t->bytes);
-    if (t->bytes <= CHUNK_PLAIN_BYTES_MAX / 4)
-        return (struct chunk_place){.chunk = t->first_chunk,
-                                    .offset = t->offset + (uint32_t)offset,
-                                    .bytes = (uint32_t)(t->bytes - offset)};
-    uint64_t left = t->bytes - offset;
-    uint32_t within = (uint32_t)(offset % CHUNK_PLAIN_BYTES_MAX), room = CHUNK_PLAIN_BYTES_MAX - within;
-    return (struct chunk_place){.chunk = t->first_chunk + (uint32_t)(offset / CHUNK_PLAIN_BYTES_MAX),
-                                .offset = within,
-                                .bytes = left < room ? (uint32_t)left : room};
+    check(offset < v->shard_bytes);
+    uint64_t left = v->shard_bytes - offset, within = offset % v->piece_bytes, room = v->piece_bytes - within;
+    return (struct chunk_place){.chunk = (uint32_t)(offset / v->piece_bytes),
+                                .offset = (uint32_t)within,
+                                .bytes = (uint32_t)(left < room ? left : room)};
 }
 
 uint64_t dataset_identity(const struct larder_dataset *d)

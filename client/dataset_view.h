@@ -51,9 +51,10 @@ struct dataset_view {
     uint32_t shard;
     unsigned refs;
     bool loading;
-    struct part *part;           /* imported, else NULL */
-    const struct tensor *tensor; /* of part: the shard's bytes */
-    struct samples *samples;     /* NULL until asked for */
+    struct part *part;       /* imported, else NULL */
+    uint64_t shard_bytes;    /* imported */
+    uint64_t piece_bytes;    /* imported: see dataset_manifest.h */
+    struct samples *samples; /* NULL until asked for */
 };
 
 /* conn: for loading views; stays the caller's. version 0: latest. An imported dataset of that name comes

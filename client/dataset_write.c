@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One file as one part:
- *   chunks 0 .. T-1   the file, cut at 4 MiB: tensor "shard"
+ *   chunks 0 .. T-1   the file, in pieces of one size (dataset_manifest.h)
  *   then              blobs larger than 1 MiB, in chunks of their own; the others share the last chunk
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,7 +17,10 @@
 #define BLOBS       3u
 
 struct layout {
-    struct tensor tensor;
+    struct tensor *tensors; /* the file */
+    char (*names)[24];      /* of pieces */
+    uint32_t tensor_count;
+    uint64_t piece_bytes;
     struct blob blobs[BLOBS];
     struct slice bytes[BLOBS];
     uint32_t blob_count;
@@ -30,17 +34,44 @@ static uint32_t chunks_of(uint64_t bytes)
     return (uint32_t)((bytes + CHUNK_PLAIN_BYTES_MAX - 1) / CHUNK_PLAIN_BYTES_MAX);
 }
 
-static void lay_out_file(struct layout *l, uint64_t bytes)
+static struct tensor bytes_tensor(const char *name, uint64_t bytes, uint32_t first_chunk)
 {
-    l->tensor = (struct tensor){.name = slice_str(SHARD_TENSOR),
-                                .dtype = DTYPE_U8,
-                                .dims = 1,
-                                .shape = {bytes},
-                                .lengths = {bytes},
-                                .bytes = bytes};
-    l->file_chunks = l->chunks = chunks_of(bytes);
+    return (struct tensor){.name = slice_str(name),
+                           .dtype = DTYPE_U8,
+                           .dims = 1,
+                           .shape = {bytes},
+                           .lengths = {bytes},
+                           .bytes = bytes,
+                           .first_chunk = first_chunk};
+}
+
+static void layout_free(struct layout *l)
+{
+    free(l->tensors);
+    free(l->names);
+}
+
+static int lay_out_file(struct layout *l, uint64_t bytes, uint64_t samples, struct err *e)
+{
+    uint64_t piece = shard_piece_bytes(bytes, samples);
+    bool whole = piece == CHUNK_PLAIN_BYTES_MAX;
+    l->piece_bytes = piece;
+    l->file_chunks = l->chunks = (uint32_t)((bytes + piece - 1) / piece);
+    l->tensor_count = whole ? 1 : l->file_chunks;
+    l->tensors = calloc(l->tensor_count, sizeof *l->tensors);
+    l->names = calloc(l->tensor_count, sizeof *l->names);
     l->shared = UINT32_MAX;
     l->plain_bytes = bytes;
+    if (!l->tensors || !l->names)
+        return err_set(e, ERR_NO_MEMORY, "no memory for the layout of a shard");
+    if (whole)
+        l->tensors[0] = bytes_tensor(SHARD_TENSOR, bytes, 0);
+    for (uint32_t i = 0; !whole && i < l->tensor_count; i++) {
+        uint64_t left = bytes - i * piece;
+        snprintf(l->names[i], sizeof l->names[i], SHARD_TENSOR "/%u", i);
+        l->tensors[i] = bytes_tensor(l->names[i], left < piece ? left : piece, i);
+    }
+    return 0;
 }
 
 static void lay_out_blob(struct layout *l, const char *name, struct slice bytes)
@@ -70,8 +101,8 @@ static void lay_out_shared(struct layout *l)
             l->blobs[i].first_chunk = l->shared;
 }
 
-static int write_file(struct import *im, struct part_writer *w, struct part_scratch *s, uint32_t i,
-                      uint8_t *room, struct err *e)
+static int write_file(struct import *im, const struct layout *l, struct part_writer *w,
+                      struct part_scratch *s, uint32_t i, uint8_t *room, struct err *e)
 {
     const struct import_file *f = &im->files[i];
     uint64_t size = im->table.shards[i].bytes;
@@ -80,9 +111,9 @@ static int write_file(struct import *im, struct part_writer *w, struct part_scra
         return err_sys(e, errno, "%s", f->path);
     posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     int rc = import_unchanged(f, fd, e);
-    for (uint32_t number = 0; rc == 0 && number < chunks_of(size); number++) {
-        uint64_t at = (uint64_t)number * CHUNK_PLAIN_BYTES_MAX, left = size - at;
-        uint32_t n = left < CHUNK_PLAIN_BYTES_MAX ? (uint32_t)left : CHUNK_PLAIN_BYTES_MAX;
+    for (uint32_t number = 0; rc == 0 && number < l->file_chunks; number++) {
+        uint64_t at = number * l->piece_bytes, left = size - at;
+        uint32_t n = (uint32_t)(left < l->piece_bytes ? left : l->piece_bytes);
         rc = import_pread(fd, room, n, at, e);
         if (rc == 0)
             rc = part_writer_chunk(w, s, number, DTYPE_U8, room, n, e);
@@ -125,8 +156,10 @@ static int write_blobs(const struct layout *l, struct part_writer *w, struct par
 static int write_part(struct import *im, struct conn *conn, struct part_scratch *s, uint32_t i,
                       struct layout *l, struct err *e)
 {
-    struct index_private x = {
-        .tensors = &l->tensor, .tensor_count = 1, .blobs = l->blobs, .blob_count = l->blob_count};
+    struct index_private x = {.tensors = l->tensors,
+                              .tensor_count = l->tensor_count,
+                              .blobs = l->blobs,
+                              .blob_count = l->blob_count};
     struct part_writer_options o = {.client = im->client,
                                     .conn = conn,
                                     .run = &im->run,
@@ -144,7 +177,7 @@ static int write_part(struct import *im, struct conn *conn, struct part_scratch 
     if (rc == 0)
         rc = part_writer_create(&o, &w, e);
     if (rc == 0)
-        rc = write_file(im, w, s, i, room, e);
+        rc = write_file(im, l, w, s, i, room, e);
     if (rc == 0)
         rc = write_blobs(l, w, s, room, e);
     if (rc == 0)
@@ -161,9 +194,10 @@ int import_write(struct import *im, struct conn *conn, struct part_scratch *scra
     int rc = import_index(im, i, &index, e);
     if (rc == 0 && i == 0)
         rc = shard_table_encode(&im->table, &table, e);
+    struct layout l = {0};
+    if (rc == 0)
+        rc = lay_out_file(&l, im->table.shards[i].bytes, im->table.shards[i].samples, e);
     if (rc == 0) {
-        struct layout l = {0};
-        lay_out_file(&l, im->table.shards[i].bytes);
         lay_out_blob(&l, SHARD_BLOB_SAMPLES, SLICE(index.p, index.n));
         lay_out_blob(&l, SHARD_BLOB_NAME, slice_str(im->table.shards[i].name));
         if (i == 0)
@@ -173,6 +207,7 @@ int import_write(struct import *im, struct conn *conn, struct part_scratch *scra
         if (rc < 0)
             err_prepend(e, "%s", im->files[i].path);
     }
+    layout_free(&l);
     buf_free(&index);
     buf_free(&table);
     return rc;

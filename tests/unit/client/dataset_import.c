@@ -97,6 +97,27 @@ static void assert_same(struct larder_dataset *d, size_t shard, const struct buf
     free(p);
 }
 
+static void pieces_follow_the_samples(void **state)
+{
+    (void)state;
+    const struct {
+        uint64_t bytes, samples;
+        uint32_t piece;
+    } cases[] = {
+        {1, 1, 4 << 20}, /* a small shard is one piece */
+        {1 << 20, 1000, 4 << 20},
+        {(1 << 20) + 1, 1000, 128 << 10}, /* small samples: the smallest piece */
+        {100 << 20, 500, 256 << 10},      /* 210 KB on average */
+        {100 << 20, 100, 1 << 20},        /* exactly 1 MiB */
+        {100 << 20, 99, 4 << 20},         /* large ones are cut like a tensor */
+        {100 << 20, 0, 4 << 20},
+        {8ull << 30, 1 << 20, 1 << 20}, /* not too many pieces */
+        {1ull << 40, 1 << 30, 4 << 20},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        assert_int_equal(shard_piece_bytes(cases[i].bytes, cases[i].samples), cases[i].piece);
+}
+
 /* More shards than joins may stand open at once, so some are given up on the way. */
 static void many_shards_come_back_as_they_went(void **state)
 {
@@ -138,6 +159,27 @@ static void many_shards_come_back_as_they_went(void **state)
     world_end(&w);
 }
 
+/* A sample of several chunks, one of which stores nothing, in a batch larger than the ring. */
+static void assert_fed_whole(struct world *w, const struct buf *file)
+{
+    struct larder_feed_options o = LARDER_INIT(larder_feed_options);
+    struct larder_feed *f;
+    struct larder_batch *b;
+    struct larder_sample s;
+    o.dataset = "large";
+    o.global_batch = 1;
+    o.depth_bytes = 1 << 20;
+    assert_int_equal(larder_feed_open(w->client, &o, &f, NULL), 0);
+    assert_int_equal(larder_feed_next(f, 20000, &b, NULL), 1);
+    assert_int_equal(larder_batch_sample(b, 0, &s), 0);
+    assert_int_equal(s.fields, 1);
+    assert_int_equal(s.field[0].bytes, file->n);
+    assert_memory_equal(s.field[0].data, file->p, file->n);
+    larder_batch_release(b);
+    assert_int_equal(larder_feed_next(f, 20000, &b, NULL), 0);
+    larder_feed_close(f);
+}
+
 static void large_shards_are_read_by_chunks(void **state)
 {
     (void)state;
@@ -162,6 +204,7 @@ static void large_shards_are_read_by_chunks(void **state)
     uint8_t few[10];
     assert_int_equal(larder_dataset_read(d, 0, (4 << 20) - 5, few, 10, NULL), 10);
     assert_memory_equal(few, file.p + (4 << 20) - 5, 10);
+    assert_fed_whole(&w, &file);
     shelf_cut_every(w.shelf, 6 << 20);
     assert_same(d, 0, &file, 9 << 20);
     larder_dataset_close(d);
@@ -352,7 +395,7 @@ static void damage(struct world *w, const struct corpus *c, int flips)
         shard++;
     assert_int_equal(dataset_open(w->client, client_conn(w->client), "set", 0, &d, &e), 0);
     assert_int_equal(dataset_view_get(d, shard, false, &v, &e), 0);
-    const struct chunk_entry *entry = &part_chunks(v->part, &count)[v->tensor->first_chunk];
+    const struct chunk_entry *entry = &part_chunks(v->part, &count)[0];
     atomic_store(&w->bad_byte, entry->offset + entry->stored_bytes / 2);
     dataset_view_put(d, v);
     dataset_close(d);
@@ -457,6 +500,7 @@ static void a_state_is_bound_to_its_version(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(pieces_follow_the_samples),
         cmocka_unit_test(many_shards_come_back_as_they_went),
         cmocka_unit_test(large_shards_are_read_by_chunks),
         cmocka_unit_test(bad_files_leave_nothing),
