@@ -38,8 +38,7 @@ static int ask_open(struct larder *c, const struct run *r, bool create, struct c
     return rc;
 }
 
-/* Opens the first envelope that the keyring fits. Where ranks under different newest KEKs raced to make the
- * key, the one of the lowest epoch counts: envelopes are taken in that order. */
+/* Opens the first envelope that the keyring fits, the lowest epoch first. All hold the same key. */
 static int open_envelopes(struct larder *c, struct run *r, struct slice envelopes, struct err *e)
 {
     const struct credentials *k = client_credentials(c);
@@ -209,6 +208,33 @@ static int rewrap(struct rotation *t, const struct run *r, const struct kek *new
     return rc == -EEXIST ? 0 : rc; /* another rotation was first, with the same key */
 }
 
+/* Before an old envelope goes: what the store holds for the newest epoch must open with our KEK of that
+ * epoch, and hold the run's key. Somebody else may have given that number to another KEK. */
+static int newest_opens(struct rotation *t, struct run *r, uint32_t newest, struct err *e)
+{
+    struct call call;
+    struct msg_run_open_reply m;
+    struct dek dek = {0};
+    int rc = ask_open(t->c, r, false, &call, &m, e);
+    if (rc < 0)
+        return rc;
+    rc = err_set(e, ERR_NOT_FOUND, "the envelope of epoch %u has gone again; rotate once more", newest);
+    for (size_t i = 0; i < m.envelopes.n; i += ENVELOPE_BYTES) {
+        struct id id;
+        uint32_t epoch;
+        if (envelope_epoch(m.envelopes.p + i, ENVELOPE_BYTES, &id, &epoch, NULL) < 0 || epoch != newest)
+            continue;
+        const struct credentials *k = client_credentials(t->c);
+        rc = envelope_open(&k->keks, k->tenant, &r->run_id, m.envelopes.p + i, ENVELOPE_BYTES, &dek, e);
+        if (rc == 0 && (!id_equal(&dek.id, &r->dek.id) || !secret_equal(dek.key, r->dek.key)))
+            rc = err_set(e, ERR_MISMATCH, "the envelope of epoch %u holds another key than the older ones",
+                         newest);
+    }
+    dek_free(&dek);
+    call_free(&call);
+    return rc < 0 ? err_prepend(e, "the old envelopes are kept") : 0;
+}
+
 static int rotate_one(struct rotation *t, enum run_kind kind, const struct msg_run_item *item, struct err *e)
 {
     const struct kek *newest = keyring_newest(&client_credentials(t->c)->keks);
@@ -227,6 +253,8 @@ static int rotate_one(struct rotation *t, enum run_kind kind, const struct msg_r
         return rc;
     if (!has_newest)
         rc = rewrap(t, &r, newest, e);
+    if (rc == 0 && t->drop_old)
+        rc = newest_opens(t, &r, newest->epoch, e);
     for (size_t i = 0; rc == 0 && t->drop_old && i < epochs; i++) {
         uint32_t epoch = le32_get(item->envelope_epochs.p + 4 * i);
         if (epoch != newest->epoch)
