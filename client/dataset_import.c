@@ -236,7 +236,7 @@ static int begin_attempt(struct import *im, struct err *e)
     int rc = run_open(im->client, RUN_DATASET, im->o->dataset, true, &im->run, e);
     if (rc < 0)
         return rc;
-    im->step = im->run.latest_sequence + 1; /* a label for people; the sequence is the version */
+    im->step = 0; /* versions are told apart by their sequence */
     struct msg_attempt m = {.run_id = im->run.run_id, .attempt = im->attempt, .world = im->table.count};
     struct buf message = {0};
     struct call call = {0};

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Goal: import and feed against the real server, over TLS: what comes back is what went in, on other numbers
+ * of ranks, and a server that is stopped or killed and started again in the middle costs time and nothing
+ * else (D9, D11, D13). Published folders give the same samples in the same order, and a file that is replaced
+ * under a feed is told (D12). Method: larderd --dev as a process.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "tests/support/corpus.h"
+#include "tests/support/folder.h"
+#include "tests/support/larderd.h"
+
+#define BATCH 24u
+
+struct world {
+    struct corpus corpus;
+    char files[256];
+    char **paths;
+    struct larderd server;
+    uint64_t samples;
+};
+
+static struct larder *open_client(struct world *w, const char *role)
+{
+    struct larder_options o = LARDER_INIT(larder_options);
+    struct larder *c;
+    struct larder_error e = {0};
+    o.credentials = larderd_credentials(&w->server, role);
+    o.staging_bytes = 8 << 20;
+    if (larder_open(&o, &c, &e) < 0)
+        fail_msg("%s", e.text);
+    return c;
+}
+
+static void close_client(struct larder *c)
+{
+    assert_int_equal(larder_close(c, 10000, NULL), 0);
+}
+
+static int make(void **state)
+{
+    struct world *w = calloc(1, sizeof *w);
+    corpus_make(&w->corpus, 12, 7, 60, 40000);
+    w->samples = corpus_samples(&w->corpus);
+    folder_make(w->files, sizeof w->files);
+    w->paths = corpus_write(&w->corpus, w->files);
+    larderd_start(&w->server, w->files);
+    struct larder_import_options o = LARDER_INIT(larder_import_options);
+    struct larder_error e = {0};
+    struct larder *c = open_client(w, "writer");
+    uint64_t version;
+    o.dataset = "imported";
+    o.files = (const char *const *)w->paths;
+    o.format = LARDER_SHARD_AUTO;
+    if (larder_dataset_import(c, &o, &version, &e) < 0)
+        fail_msg("%s", e.text);
+    assert_int_equal(version, 1);
+    close_client(c);
+    *state = w;
+    return 0;
+}
+
+static int unmake(void **state)
+{
+    struct world *w = *state;
+    larderd_remove(&w->server);
+    corpus_paths_free(w->paths);
+    folder_remove(w->files);
+    corpus_free(&w->corpus);
+    free(w);
+    return 0;
+}
+
+static struct larder_feed *open_feed(struct larder *c, const char *dataset, uint32_t rank, uint32_t world,
+                                     const uint8_t *at)
+{
+    struct larder_feed_options o = LARDER_INIT(larder_feed_options);
+    struct larder_feed *f;
+    struct larder_error e = {0};
+    o.dataset = dataset;
+    o.seed = 31;
+    o.window_shards = 2;
+    o.global_batch = BATCH;
+    o.epochs = 2;
+    o.rank = rank;
+    o.world = world;
+    o.depth_bytes = 1 << 20;
+    o.state = at;
+    o.state_bytes = at ? LARDER_STATE_BYTES : 0;
+    if (larder_feed_open(c, &o, &f, &e) < 0)
+        fail_msg("%s", e.text);
+    return f;
+}
+
+static int take(struct world *w, struct larder_feed *f, uint32_t *seen)
+{
+    struct larder_batch *b;
+    struct larder_error e = {0};
+    int rc = larder_feed_next(f, 60000, &b, &e);
+    if (rc < 0)
+        fail_msg("%s", e.text);
+    for (size_t i = 0; rc == 1 && i < larder_batch_samples(b); i++) {
+        struct larder_sample s;
+        assert_int_equal(larder_batch_sample(b, i, &s), 0);
+        corpus_check(&w->corpus, &s);
+        seen[s.position]++;
+    }
+    larder_batch_release(b);
+    return rc;
+}
+
+static void assert_all_once(const struct world *w, const uint32_t *seen)
+{
+    for (uint64_t i = 0; i < 2 * w->samples; i++)
+        assert_int_equal(seen[i], i % w->samples < w->samples / BATCH * BATCH);
+}
+
+/* 8 ranks to 6, 6 to 16 is refused by the batch, 6 to 12, 12 to 1: the union has no gap and no repeat. */
+static void ranks_change(struct world *w, const char *dataset)
+{
+    const uint32_t worlds[] = {8, 6, 12, 1};
+    uint32_t *seen = calloc(2 * w->samples, sizeof *seen);
+    uint64_t batches = 2 * (w->samples / BATCH), taken = 0;
+    uint8_t at[LARDER_STATE_BYTES], next[LARDER_STATE_BYTES];
+    struct larder *c = open_client(w, "reader");
+    for (unsigned k = 0; k < 4; k++) {
+        uint64_t now = k == 3 ? batches - taken : batches / 5;
+        for (uint32_t r = 0; r < worlds[k]; r++) {
+            struct larder_feed *f = open_feed(c, dataset, r, worlds[k], k ? at : NULL);
+            for (uint64_t i = 0; i < now; i++)
+                assert_int_equal(take(w, f, seen), 1);
+            assert_int_equal(larder_feed_state(f, next), LARDER_STATE_BYTES);
+            larder_feed_close(f);
+        }
+        memcpy(at, next, sizeof at);
+        taken += now;
+    }
+    assert_all_once(w, seen);
+    close_client(c);
+    free(seen);
+}
+
+static void ranks_change_over_an_imported_dataset(void **state)
+{
+    ranks_change(*state, "imported");
+}
+
+static void ranks_change_over_a_published_folder(void **state)
+{
+    ranks_change(*state, "published");
+}
+
+static void restarts(struct world *w, const char *dataset)
+{
+    uint32_t *seen = calloc(2 * w->samples, sizeof *seen);
+    struct larder *c = open_client(w, "reader");
+    struct larder_feed *f = open_feed(c, dataset, 0, 1, NULL);
+    unsigned n = 0;
+    for (; take(w, f, seen) == 1; n++) {
+        if (n == 3 || n == 20)
+            larderd_end(&w->server, n == 3 ? SIGTERM : SIGKILL);
+        if (n == 3 || n == 20)
+            larderd_again(&w->server);
+    }
+    assert_true(n > 20);
+    assert_all_once(w, seen);
+    larder_feed_close(f);
+    close_client(c);
+    free(seen);
+}
+
+static void an_imported_feed_outlives_its_server(void **state)
+{
+    restarts(*state, "imported");
+}
+
+static void a_published_feed_outlives_its_server(void **state)
+{
+    restarts(*state, "published");
+}
+
+static void reads_come_back_as_they_went(void **state)
+{
+    struct world *w = *state;
+    struct larder *c = open_client(w, "reader");
+    const char *const names[] = {"imported", "published"};
+    for (int k = 0; k < 2; k++) {
+        struct larder_dataset *d;
+        struct larder_error e = {0};
+        assert_int_equal(larder_dataset_open(c, names[k], 0, &d, &e), 0);
+        assert_int_equal(larder_dataset_shards(d), w->corpus.shards);
+        for (uint32_t i = 0; i < w->corpus.shards; i++) {
+            const struct buf *file = &w->corpus.files[i];
+            struct larder_shard_info info;
+            uint8_t *p = malloc(file->n);
+            assert_int_equal(larder_dataset_shard(d, i, &info), 0);
+            assert_string_equal(info.name, w->corpus.names[i]);
+            assert_int_equal(info.samples, w->corpus.counts[i]);
+            assert_int_equal(larder_dataset_read(d, i, 0, p, file->n, &e), (int64_t)file->n);
+            assert_memory_equal(p, file->p, file->n);
+            assert_int_equal(larder_dataset_read(d, i, file->n - 7, p, 20, &e), 7);
+            free(p);
+        }
+        larder_dataset_close(d);
+    }
+    close_client(c);
+}
+
+/* Whatever was in memory may still come; then the replacement is told, and no byte of it was handed out. */
+static void a_replaced_file_is_told(void **state)
+{
+    struct world *w = *state;
+    struct larder *c = open_client(w, "reader");
+    struct larder_feed *f = open_feed(c, "published", 0, 1, NULL);
+    struct larder_batch *b;
+    struct larder_error e = {0};
+    uint32_t *seen = calloc(2 * w->samples, sizeof *seen);
+    assert_int_equal(take(w, f, seen), 1);
+    for (uint32_t i = 0; i < w->corpus.shards; i++) { /* the same bytes under another inode: still replaced */
+        char other[512];
+        snprintf(other, sizeof other, "%s.new", w->paths[i]);
+        FILE *file = fopen(other, "wb");
+        assert_int_equal(fwrite(w->corpus.files[i].p, 1, w->corpus.files[i].n, file), w->corpus.files[i].n);
+        assert_int_equal(fclose(file), 0);
+        assert_int_equal(rename(other, w->paths[i]), 0);
+    }
+    int rc;
+    while ((rc = larder_feed_next(f, 60000, &b, &e)) == 1)
+        larder_batch_release(b);
+    assert_int_equal(rc, -EILSEQ);
+    assert_int_equal(e.kind, LARDER_MISMATCH);
+    assert_non_null(strstr(e.text, "replaced"));
+    larder_feed_close(f);
+    close_client(c);
+    free(seen);
+}
+
+static void a_reader_cannot_import_and_a_failed_import_leaves_no_version(void **state)
+{
+    struct world *w = *state;
+    struct larder_import_options o = LARDER_INIT(larder_import_options);
+    struct larder_error e = {0};
+    o.dataset = "imported";
+    o.files = (const char *const *)w->paths;
+    o.format = LARDER_SHARD_AUTO;
+    struct larder *c = open_client(w, "reader");
+    assert_true(larder_dataset_import(c, &o, NULL, &e) < 0);
+    assert_int_equal(e.kind, LARDER_DENIED);
+    close_client(c);
+    c = open_client(w, "writer");
+    uint32_t last = w->corpus.shards - 1;
+    assert_int_equal(truncate(w->paths[last], (off_t)w->corpus.files[last].n - 2048), 0);
+    assert_int_equal(larder_dataset_import(c, &o, NULL, &e), -EBADMSG);
+    assert_non_null(strstr(e.text, w->corpus.names[last]));
+    struct larder_dataset *d;
+    assert_int_equal(larder_dataset_open(c, "imported", 0, &d, &e), 0);
+    assert_int_equal(larder_dataset_version(d), 1);
+    larder_dataset_close(d);
+    close_client(c);
+}
+
+/* Feeds that share a server with an import of more shards than joins may stand open. */
+static void many_shards_join(void **state)
+{
+    struct world *w = *state;
+    struct corpus many;
+    struct larder_error e = {0};
+    char folder[256];
+    uint64_t version = 0;
+    corpus_make(&many, 2, 150, 2, 100);
+    folder_make(folder, sizeof folder);
+    char **paths = corpus_write(&many, folder);
+    struct larder_import_options o = LARDER_INIT(larder_import_options);
+    o.dataset = "many";
+    o.files = (const char *const *)paths;
+    o.format = LARDER_SHARD_TAR;
+    struct larder *c = open_client(w, "writer");
+    if (larder_dataset_import(c, &o, &version, &e) < 0)
+        fail_msg("%s", e.text);
+    assert_int_equal(version, 1);
+    if (larder_dataset_import(c, &o, &version, &e) < 0)
+        fail_msg("%s", e.text);
+    assert_int_equal(version, 2);
+    struct larder_dataset *d;
+    struct larder_shard_info info;
+    assert_int_equal(larder_dataset_open(c, "many", 1, &d, &e), 0);
+    assert_int_equal(larder_dataset_shards(d), 150);
+    assert_int_equal(larder_dataset_shard(d, 149, &info), 0);
+    assert_string_equal(info.name, "shard-149.tar");
+    larder_dataset_close(d);
+    close_client(c);
+    corpus_paths_free(paths);
+    corpus_free(&many);
+    folder_remove(folder);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reads_come_back_as_they_went),
+        cmocka_unit_test(ranks_change_over_an_imported_dataset),
+        cmocka_unit_test(ranks_change_over_a_published_folder),
+        cmocka_unit_test(an_imported_feed_outlives_its_server),
+        cmocka_unit_test(a_published_feed_outlives_its_server),
+        cmocka_unit_test(many_shards_join),
+        cmocka_unit_test(a_replaced_file_is_told),
+        cmocka_unit_test(a_reader_cannot_import_and_a_failed_import_leaves_no_version),
+    };
+    return cmocka_run_group_tests(tests, make, unmake);
+}
