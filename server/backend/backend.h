@@ -49,7 +49,7 @@ void backend_append(struct backend *b, struct backend_op *op, struct backend_fil
                     const void *p, size_t n);
 /* All appends have completed. Makes the bytes durable, then the name, exclusively (ERR_EXISTS). The file
  * handle is gone afterwards, success or not. A failed sync is reported as ERR_IO with op->err.text saying so,
- * and is never retried. */
+ * and is never retried: those already begun fail likewise, later ones with ERR_READ_ONLY. */
 void backend_seal(struct backend *b, struct backend_op *op, struct backend_file *file, const char *name);
 /* Gives the space back; no append is pending. */
 void backend_discard(struct backend *b, struct backend_op *op, struct backend_file *file);

@@ -38,8 +38,26 @@ void local_fail(struct backend_op *op, int64_t result, const char *doing)
     o->status = -op->err.errnum;
 }
 
+bool local_synced(struct backend_op *op, int64_t result)
+{
+    struct local *l = local_of(op);
+    l->sync_failed |= result < 0;
+    if (l->sync_failed && local_op(op)->status == 0)
+        local_op(op)->status =
+            backend_sync_failed(&op->err, result < 0 ? (int)-result : EIO, local_op(op)->name);
+    return !l->sync_failed;
+}
+
 static bool may_write(struct backend_op *op)
 {
+    if (local_of(op)->sync_failed) {
+        backend_end_later(
+            op, err_set(&op->err, ERR_READ_ONLY,
+                        "the store %s takes no writes since a sync failed; check the disk, then start "
+                        "larderd again",
+                        local_of(op)->folder));
+        return false;
+    }
     if (local_of(op)->writer)
         return true;
     backend_end_later(
@@ -173,12 +191,10 @@ static void local_append(struct backend_op *op, uint64_t offset, const void *p, 
 static void data_synced(struct io_op *io)
 {
     struct backend_op *op = container_of(io, struct backend_op, io);
-    if (io->result < 0) {
-        local_op(op)->status = backend_sync_failed(&op->err, (int)-io->result, local_op(op)->name);
+    if (local_synced(op, io->result))
+        local_publish(op);
+    else
         local_finish_file(op);
-        return;
-    }
-    local_publish(op);
 }
 
 static void sync_data(struct backend_op *op)

@@ -17,6 +17,7 @@ struct local {
     /* Folders below objects/ whose own entry this instance has made durable, each in the slot of its hash. */
     struct hash128 known[LOCAL_KNOWN_FOLDERS];
     bool writer;
+    bool sync_failed; /* for good: a later sync may succeed without having done anything */
     int lock_fd;
     struct io_op closing;
     char folder[LOCAL_FOLDER_BYTES_MAX];
@@ -71,6 +72,8 @@ static inline struct local *local_of(struct backend_op *op)
 void local_object_path(struct backend_op *op, const char *name);
 /* Notes the first error, its text saying what failed. */
 void local_fail(struct backend_op *op, int64_t result, const char *doing);
+/* Takes the result of a sync; false and noted in status if it, or any before it, failed. */
+must_check bool local_synced(struct backend_op *op, int64_t result);
 /* Makes the entries of the folder op->path[1] durable, then goes on; a failure is noted in status. */
 void local_sync_folder(struct backend_op *op, local_next *next);
 

@@ -31,8 +31,7 @@ static void folder_closed(struct io_op *io)
 static void folder_synced(struct io_op *io)
 {
     struct backend_op *op = container_of(io, struct backend_op, io);
-    if (io->result < 0 && local_op(op)->status == 0)
-        local_op(op)->status = backend_sync_failed(&op->err, (int)-io->result, local_op(op)->name);
+    (void)!local_synced(op, io->result);
     io->done = folder_closed;
     loop_close(op->backend->loop, io, local_op(op)->folder_fd);
 }

@@ -189,19 +189,17 @@ int host_listen(struct loop *l, const char *host, const char *port, bool shared,
     return 0;
 }
 
-int host_address(struct loop *l, struct io_op *op, const char *host, const char *port)
+int host_address(struct io_req *r, int flags)
 {
-    struct io_req *r = io_req(op);
     struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV},
                     *a = NULL;
-    (void)l;
-    int status = getaddrinfo(host, port, &want, &a);
+    int status = getaddrinfo(r->path, r->path2, &want, &a);
     if (status)
         return status == EAI_MEMORY ? -ENOMEM : -EINVAL;
     check(a->ai_addrlen <= sizeof r->addr.bytes);
     memcpy(r->addr.bytes, a->ai_addr, a->ai_addrlen);
     r->addr.length = a->ai_addrlen;
-    r->fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
+    r->fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | flags, a->ai_protocol);
     status = r->fd < 0 ? -errno : 0;
     freeaddrinfo(a);
     return status;

@@ -36,7 +36,6 @@ int host_space(struct loop *l, const char *path, uint64_t *free_bytes, uint64_t 
 int host_lock(struct loop *l, int fd);
 int host_listen(struct loop *l, const char *host, const char *port, bool shared, int *fd, char *bound,
                 size_t bound_size, struct err *e);
-int host_address(struct loop *l, struct io_op *op, const char *host, const char *port);
 void host_shutdown(struct loop *l, int fd);
 void host_peer(struct loop *l, int fd, char *out, size_t size);
 uint64_t host_now_ms(struct loop *l);
@@ -45,6 +44,9 @@ void host_random(struct loop *l, void *p, size_t n);
 void host_post(struct loop *l, struct loop_msg *m);
 void host_stop(struct loop *l);
 
+/* For connect: makes the socket, with more flags of its type, and the address from path (host) and path2
+ * (port). 0 or a negative errno. */
+must_check int host_address(struct io_req *r, int flags);
 /* A connected descriptor sends small messages at once. */
 void host_no_delay(int fd);
 

@@ -17,7 +17,6 @@ struct loop_ops {
     int (*lock)(struct loop *l, int fd);
     int (*listen)(struct loop *l, const char *host, const char *port, bool shared, int *fd, char *bound,
                   size_t bound_size, struct err *e);
-    int (*address)(struct loop *l, struct io_op *op, const char *host, const char *port); /* for connect */
     void (*shutdown)(struct loop *l, int fd);
     void (*peer)(struct loop *l, int fd, char *out, size_t size);
     uint64_t (*now_ms)(struct loop *l);

@@ -222,14 +222,11 @@ void loop_accept(struct loop *l, struct io_op *op, int fd)
 
 void loop_connect(struct loop *l, struct io_op *op, const char *host, const char *port)
 {
-    begin(l, op, IO_CONNECT);
+    struct io_req *r = begin(l, op, IO_CONNECT);
     check(host && port);
-    l->pending++;
-    int status = l->ops->address(l, op, host, port);
-    if (status)
-        loop_ready(l, op, status);
-    else
-        l->ops->submit(l, op);
+    r->path = host;
+    r->path2 = port;
+    submit(l, op);
 }
 
 void loop_recv(struct loop *l, struct io_op *op, int fd, void *p, size_t n)

@@ -155,6 +155,11 @@ static void fail(struct pool *p, struct io_op *op, int status)
 static void submit_socket(struct pool *p, struct io_op *op)
 {
     struct io_req *q = io_req(op);
+    int status = q->code == IO_CONNECT ? host_address(q, SOCK_NONBLOCK) : 0;
+    if (status) {
+        loop_ready(&p->host.loop, op, status);
+        return;
+    }
     struct slot *s = slot_get(p, q->fd);
     if (!s) {
         fail(p, op, -ENOMEM);
@@ -167,7 +172,7 @@ static void submit_socket(struct pool *p, struct io_op *op)
         return;
     }
     list_add_tail(queue, &op->link);
-    int status = slot_arm(p, s);
+    status = slot_arm(p, s);
     if (status) {
         list_del(&op->link);
         fail(p, op, status);
@@ -282,17 +287,6 @@ static int pool_listen(struct loop *l, const char *host, const char *port, bool 
     return 0;
 }
 
-static int pool_address(struct loop *l, struct io_op *op, const char *host, const char *port)
-{
-    int status = host_address(l, op, host, port);
-    if (status)
-        return status;
-    status = not_blocking(io_req(op)->fd);
-    if (status)
-        close(io_req(op)->fd);
-    return status;
-}
-
 static void pool_destroy(struct loop *l)
 {
     struct pool *p = pool_of(l);
@@ -312,7 +306,6 @@ static const struct loop_ops pool_ops = {
     .space = host_space,
     .lock = host_lock,
     .listen = pool_listen,
-    .address = pool_address,
     .shutdown = host_shutdown,
     .peer = host_peer,
     .now_ms = host_now_ms,

@@ -56,16 +56,13 @@ struct io_req {
     uint64_t offset; /* of a transfer; the length for allocate and truncate */
     size_t n, done;  /* bytes asked, bytes transferred */
     void *p;
-    const char *path, *path2;
-    void *out; /* struct loop_stat or loop_names */
-    void *aux; /* the implementation's, freed by it */
-    union {
-        struct {
-            uint32_t length;
-            uint8_t bytes[28]; /* sockaddr_in or sockaddr_in6 */
-        } addr;
-        uint64_t sim[4];
-    };
+    const char *path, *path2; /* connect: host and port */
+    void *out;                /* struct loop_stat or loop_names */
+    void *aux;                /* the implementation's, freed by it */
+    struct {
+        uint32_t length;
+        uint8_t bytes[28]; /* sockaddr_in or sockaddr_in6, of connect */
+    } addr;
 } __attribute__((may_alias));
 
 _Static_assert(sizeof(struct io_req) <= sizeof(((struct io_op *)0)->priv), "io_op.priv is too small");

@@ -237,8 +237,11 @@ static void ring_submit(struct loop *l, struct io_op *op)
         workers_submit(r->host.workers, op);
         return;
     }
-    if (q->code == IO_STAT && !(q->aux = malloc(sizeof(struct statx)))) {
-        loop_ready(l, op, -ENOMEM);
+    int status = q->code == IO_CONNECT ? host_address(q, 0) : 0;
+    if (q->code == IO_STAT && !(q->aux = malloc(sizeof(struct statx))))
+        status = -ENOMEM;
+    if (status) {
+        loop_ready(l, op, status);
         return;
     }
     q->state = IO_HELD;
@@ -277,7 +280,6 @@ static const struct loop_ops ring_ops = {
     .space = host_space,
     .lock = host_lock,
     .listen = host_listen,
-    .address = host_address,
     .shutdown = host_shutdown,
     .peer = host_peer,
     .now_ms = host_now_ms,

@@ -8,11 +8,18 @@
 #include "server/io/ring.h"
 #include "tests/support/folder.h"
 
+#define RIG_EVENTS_MAX 10000000u
+
 void rig_open(struct rig *r, enum rig_kind kind, unsigned entries)
 {
     struct err e = {0};
     memset(r, 0, sizeof *r);
     r->kind = kind;
+    if (kind == RIG_SIM) {
+        r->sim = sim_create(&(struct sim_options){.seed = entries});
+        r->loop = sim_loop(r->sim, 0);
+        return;
+    }
     struct ring_options o = {.entries = entries, .worker_pool = kind == RIG_POOL};
     if (ring_create(&o, &r->loop, &e)) {
         fprintf(stderr, "rig: %s\n", e.text);
@@ -26,12 +33,18 @@ void rig_close(struct rig *r)
 {
     rig_settle(r);
     loop_destroy(r->loop);
-    folder_remove(r->folder);
+    sim_destroy(r->sim);
+    if (r->kind != RIG_SIM)
+        folder_remove(r->folder);
 }
 
 void rig_settle(struct rig *r)
 {
     struct err e = {0};
+    if (r->kind == RIG_SIM) {
+        check(sim_run(r->sim, NULL, NULL, RIG_EVENTS_MAX) < RIG_EVENTS_MAX);
+        return;
+    }
     if (loop_run(r->loop, &e)) {
         fprintf(stderr, "rig: %s\n", e.text);
         abort();

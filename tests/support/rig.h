@@ -15,10 +15,11 @@ struct rig {
     enum rig_kind kind;
     struct loop *loop;
     struct sim *sim;  /* RIG_SIM */
-    char folder[128]; /* exists; tests put everything below it */
+    char folder[128]; /* exists (in the simulator: its root); tests put everything below it */
 };
 
-/* entries: of the ring's queue, 0: the default. Fails the test if the loop cannot be had. */
+/* entries: of the ring's queue, 0: the default; for the simulator: the seed. Fails the test if the loop
+ * cannot be had. */
 void rig_open(struct rig *r, enum rig_kind kind, unsigned entries);
 void rig_close(struct rig *r);
 /* Runs until no operation and no message is pending. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Goal: both backends keep the promises of backend.h. Method: the same tests over the memory backend and over
- * a local folder, on the ring and on the pool; then what only the local one has: its lock, its temporary
- * files.
+ * a local folder, on the ring, on the pool and in the simulator; then what only the local one has: its lock,
+ * its temporary files.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -495,6 +495,11 @@ static int begin_local_pool(void **state)
     (void)state;
     return begin(RIG_POOL, true);
 }
+static int begin_local_sim(void **state)
+{
+    (void)state;
+    return begin(RIG_SIM, true);
+}
 static int end(void **state)
 {
     (void)state;
@@ -510,7 +515,7 @@ static int end(void **state)
 #kind ": " #test, test, begin_##kind, end, NULL \
     }
 #define ON_LOCAL(test) ON(local, test), ON(local_pool, test)
-#define ON_ALL(test)   ON(memory, test), ON_LOCAL(test)
+#define ON_ALL(test)   ON(memory, test), ON_LOCAL(test), ON(local_sim, test)
 
 int main(void)
 {
@@ -527,7 +532,9 @@ int main(void)
         ON_ALL(space_is_told),
         ON(memory, full_disk),
         ON_LOCAL(one_writer),
+        ON(local_sim, one_writer),
         ON_LOCAL(a_reader_needs_the_folder),
+        ON(local_sim, a_reader_needs_the_folder),
         ON_LOCAL(the_writer_clears_leftovers),
         ON_LOCAL(reserved_space_comes_back),
     };

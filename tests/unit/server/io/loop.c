@@ -604,6 +604,12 @@ static int begin_tiny_ring(void **state)
     begin(RIG_RING, 1);
     return 0;
 }
+static int begin_sim(void **state)
+{
+    (void)state;
+    begin(RIG_SIM, 7);
+    return 0;
+}
 static int begin_pool(void **state)
 {
     (void)state;
@@ -622,7 +628,7 @@ static int end(void **state)
 #kind ": " #test, test, begin_##kind, end, NULL \
     }
 #define ON_HOST(test) ON(ring, test), ON(tiny_ring, test), ON(pool, test)
-#define ON_ALL(test)  ON_HOST(test)
+#define ON_ALL(test)  ON_HOST(test), ON(sim, test)
 
 int main(void)
 {
