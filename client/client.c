@@ -11,6 +11,7 @@
 
 #include "client/clock.h"
 #include "client/opened.h"
+#include "client/saver.h"
 #include "client/secrets.h"
 #include "format/channel.h"
 #include "format/dtype.h"
@@ -164,11 +165,13 @@ static int take_staging(struct larder *c, struct err *e)
     conn_hello(c->conn, &h);
     if (h.role == ROLE_READER) /* cannot save */
         return 0;
-    return pool_create(c->options.staging_bytes, CHUNK_PLAIN_BYTES_MAX, &c->staging, e);
+    int rc = pool_create(c->options.staging_bytes, CHUNK_PLAIN_BYTES_MAX, &c->staging, e);
+    return rc == 0 ? saver_create(c, &c->saver, e) : rc;
 }
 
 static void client_free(struct larder *c)
 {
+    saver_destroy(c->saver);
     conn_close(c->conn);
     pool_destroy(c->staging);
     if (c->config)
@@ -225,7 +228,8 @@ int larder_close(struct larder *c, int timeout_ms, struct larder_error *error)
         return client_leave(0, &e, error);
     int rc = client_enter(c, &e);
     if (rc == 0) {
-        (void)timeout_ms;
+        if (c->saver)
+            rc = saver_drain(c->saver, clock_ms() + client_timeout(c, timeout_ms), &e);
         client_free(c);
     }
     return client_leave(rc, &e, error);

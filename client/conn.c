@@ -69,7 +69,7 @@ void conn_submit(struct conn *c, struct call *call, struct slice message, struct
     err_clear(&call->err);
     call->payload = NULL;
     call->payload_bytes = 0;
-    call->cancelled = false;
+    call->cancelled = call->answered = false;
     call->bound_ms = timeout + (uint32_t)grace_ms(timeout);
     call->deadline_ms = clock_ms() + call->bound_ms;
     call->credit = call->more ? first_credit(call->opcode, message) : INT64_MAX;

@@ -64,6 +64,7 @@ struct call {
     int64_t credit; /* bytes that the server may still send; streams without flow control: INT64_MAX */
     uint32_t bound_ms;
     bool cancelled;
+    bool answered; /* err came from the server, not from this side */
 };
 void conn_submit(struct conn *c, struct call *call, struct slice message, struct slice tail);
 void conn_cancel(struct conn *c, struct call *call);                 /* done follows soon */

@@ -489,6 +489,7 @@ static void last_frame(struct conn *c, struct call *call, const struct frame *f)
     }
     pthread_mutex_lock(&c->lock);
     if (conn_flying(c, call)) {
+        call->answered = true;
         call->payload = copy;
         call->payload_bytes = copy ? f->header.payload_bytes : 0;
         copy = NULL;

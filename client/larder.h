@@ -134,7 +134,8 @@ struct larder_tensor {
     unsigned dims;                     /* 0: one element */
     uint64_t shape[LARDER_DIMS_MAX];   /* global */
     uint64_t offsets[LARDER_DIMS_MAX]; /* of this rank's box */
-    uint64_t lengths[LARDER_DIMS_MAX]; /* of this rank's box; all zero with dims > 0 and shape != 0: the whole
+    uint64_t lengths[LARDER_DIMS_MAX]; /* of this rank's box. Offsets and lengths all zero: the whole tensor.
+                                          A rank with no rows gives their end as offset, or does not add the
                                           tensor */
     int64_t strides[LARDER_DIMS_MAX];  /* in elements, between neighbours of the box in memory; all zero:
                                           packed row-major. A stride of 0 with  others set repeats (expanded

@@ -17,6 +17,7 @@ struct larder {
     struct conn *conn;
     pid_t pid;             /* who opened it: children of fork are refused */
     struct pool *staging;  /* NULL for a role that cannot save */
+    struct saver *saver;   /* likewise */
     struct id incarnation; /* the attempt of saves that name none and have no other ranks */
 };
 

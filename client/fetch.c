@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Fetchers (two per connection, so that one asks while the other's batch is decoded) own one batch buffer
+ * each and fill it by part_fetch; decoders take chunks from a queue as they arrive. The buffers are the
+ * bound: a fetcher begins its next batch when all chunks of the last are decoded.
+ */
+#include "client/fetch.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FETCHERS_PER_CONN 2u
+#define BATCH_CHUNKS_MAX  64u
+#define BATCH_BYTES_MAX   (16u << 20)
+#define THREADS_MAX       64u
+
+struct fetch;
+
+struct fetcher {
+    struct fetch *fetch;
+    struct conn *conn;
+    uint8_t *memory;
+    size_t used;
+    size_t first; /* item; the batch is first, first + 1, ... */
+    uint32_t count, given;
+    uint32_t undecoded; /* under the lock: chunks of the batch given to decoders */
+    uint32_t numbers[BATCH_CHUNKS_MAX];
+};
+
+struct ready { /* a chunk for the decoders */
+    struct fetcher *from;
+    size_t item;
+    uint8_t *stored;
+    uint32_t stored_bytes;
+};
+
+struct fetch {
+    const struct fetch_job *job;
+    size_t batch_bytes;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    size_t next;       /* item that no fetcher has taken */
+    unsigned fetching; /* fetchers that are not done */
+    struct ready *queue;
+    size_t queue_cap, queue_at, queue_count;
+    bool failed;
+    struct err err;
+};
+
+/* With the lock held. */
+static void fetch_fail(struct fetch *f, const struct err *e)
+{
+    if (!f->failed)
+        f->err = *e;
+    f->failed = true;
+    pthread_cond_broadcast(&f->changed);
+}
+
+static const struct chunk_entry *entry_of(const struct fetch_item *i)
+{
+    uint32_t count;
+    const struct chunk_entry *chunks = part_chunks(i->part, &count);
+    check(i->chunk < count);
+    return &chunks[i->chunk];
+}
+
+/* ---- fetching ---- */
+
+/* With the lock held: the next items of one part that fit into the buffer. False: nothing is left. */
+static bool take_batch(struct fetch *f, struct fetcher *t)
+{
+    const struct fetch_job *job = f->job;
+    size_t bytes = 0;
+    t->first = f->next;
+    t->count = t->given = 0;
+    t->used = 0;
+    while (f->next < job->count && t->count < BATCH_CHUNKS_MAX) {
+        const struct fetch_item *i = &job->items[f->next];
+        size_t n = entry_of(i)->stored_bytes;
+        if (t->count > 0 && (i->part != job->items[t->first].part || bytes + n > f->batch_bytes))
+            break;
+        bytes += n;
+        t->numbers[t->count++] = i->chunk;
+        f->next++;
+    }
+    return t->count > 0;
+}
+
+/* On the connection's thread: the chunk waits in the batch's buffer for a decoder. */
+static int chunk_arrived(void *arg, uint32_t number, uint8_t *stored, size_t n, struct err *e)
+{
+    struct fetcher *t = arg;
+    struct fetch *f = t->fetch;
+    check(t->given < t->count && t->numbers[t->given] == number && n <= f->batch_bytes - t->used);
+    uint8_t *at = t->memory + t->used;
+    memcpy(at, stored, n);
+    t->used += n;
+    if (f->job->fetched_bytes)
+        atomic_fetch_add(f->job->fetched_bytes, n);
+    pthread_mutex_lock(&f->lock);
+    bool stop = f->failed;
+    if (!stop) {
+        check(f->queue_count < f->queue_cap);
+        f->queue[(f->queue_at + f->queue_count++) % f->queue_cap] =
+            (struct ready){.from = t, .item = t->first + t->given, .stored = at, .stored_bytes = (uint32_t)n};
+        t->given++;
+        t->undecoded++;
+        pthread_cond_broadcast(&f->changed);
+    }
+    pthread_mutex_unlock(&f->lock);
+    return stop ? err_set(e, ERR_CANCELLED, "another chunk failed") : 0;
+}
+
+static void *fetch_some(void *arg)
+{
+    struct fetcher *t = arg;
+    struct fetch *f = t->fetch;
+    pthread_mutex_lock(&f->lock);
+    while (!f->failed && take_batch(f, t)) {
+        pthread_mutex_unlock(&f->lock);
+        struct err e;
+        int rc = part_fetch(f->job->items[t->first].part, t->conn, PART_RESTORE, t->numbers, t->count,
+                            f->batch_bytes, chunk_arrived, t, &e);
+        pthread_mutex_lock(&f->lock);
+        if (rc < 0)
+            fetch_fail(f, &e);
+        while (t->undecoded > 0)
+            pthread_cond_wait(&f->changed, &f->lock);
+    }
+    f->fetching--;
+    pthread_cond_broadcast(&f->changed);
+    pthread_mutex_unlock(&f->lock);
+    return NULL;
+}
+
+/* ---- decoding ---- */
+
+struct kept {
+    uint8_t *out;
+    size_t n;
+};
+
+static int keep_chunk(void *arg, uint32_t number, uint8_t *stored, size_t n, struct err *e)
+{
+    (void)number, (void)e;
+    struct kept *k = arg;
+    memcpy(k->out, stored, n);
+    k->n = n;
+    return 0;
+}
+
+int fetch_one(const struct part *p, struct conn *conn, struct part_scratch *s, uint32_t chunk, uint8_t *plain,
+              struct err *e)
+{
+    struct kept k = {.out = malloc(CHUNK_STORED_BYTES_MAX)};
+    if (!k.out)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a chunk");
+    int rc = part_fetch(p, conn, PART_RESTORE, &chunk, 1, CHUNK_STORED_BYTES_MAX, keep_chunk, &k, e);
+    if (rc == 0)
+        rc = part_decode(p, s, chunk, k.out, plain, e);
+    free(k.out);
+    return rc;
+}
+
+static int decode(struct fetch *f, struct part_scratch *s, const struct ready *r, uint8_t *plain,
+                  struct err *e)
+{
+    const struct fetch_item *i = &f->job->items[r->item];
+    int rc = part_decode(i->part, s, i->chunk, r->stored, plain, e);
+    if (rc != -EBADMSG)
+        return rc;
+    struct err again; /* damaged on the way, or by a bad read of a good disk? */
+    int rc2 = fetch_one(i->part, r->from->conn, s, i->chunk, plain, &again);
+    if (rc2 < 0 && rc2 != -EBADMSG)
+        return rc; /* what was found first stands */
+    if (rc2 < 0)
+        *e = again;
+    return rc2;
+}
+
+static void finish_chunk(struct fetch *f, const struct ready *r, const uint8_t *plain, int rc, struct err *e)
+{
+    const struct fetch_job *job = f->job;
+    if (rc == 0) {
+        job->good(job->arg, r->item, plain, entry_of(&job->items[r->item])->plain_bytes);
+    } else if (rc == -EBADMSG || rc == -EKEYREJECTED) {
+        rc = job->damaged(job->arg, r->item, e);
+    }
+    pthread_mutex_lock(&f->lock);
+    if (rc < 0)
+        fetch_fail(f, e);
+    r->from->undecoded--;
+    pthread_cond_broadcast(&f->changed);
+    pthread_mutex_unlock(&f->lock);
+}
+
+/* False: nothing more will come. */
+static bool next_ready(struct fetch *f, struct ready *r)
+{
+    pthread_mutex_lock(&f->lock);
+    while (f->queue_count == 0 && f->fetching > 0)
+        pthread_cond_wait(&f->changed, &f->lock);
+    bool some = f->queue_count > 0;
+    if (some) {
+        *r = f->queue[f->queue_at];
+        f->queue_at = (f->queue_at + 1) % f->queue_cap;
+        f->queue_count--;
+    }
+    pthread_mutex_unlock(&f->lock);
+    return some;
+}
+
+static void *decode_some(void *arg)
+{
+    struct fetch *f = arg;
+    struct part_scratch *s = part_scratch_create();
+    uint8_t *plain = aligned_alloc(4096, CHUNK_PLAIN_BYTES_MAX);
+    struct ready r;
+    while (next_ready(f, &r)) {
+        struct err e;
+        err_clear(&e);
+        int rc =
+            s && plain ? decode(f, s, &r, plain, &e) : err_set(&e, ERR_NO_MEMORY, "no memory for decoding");
+        finish_chunk(f, &r, plain, rc, &e);
+    }
+    free(plain);
+    part_scratch_free(s);
+    return NULL;
+}
+
+/* ---- the whole ---- */
+
+static int start(struct fetch *f, struct fetcher *fetchers, unsigned fetcher_count, pthread_t *threads,
+                 unsigned *started, struct err *e)
+{
+    unsigned decoders = f->job->threads < THREADS_MAX ? f->job->threads : THREADS_MAX;
+    for (unsigned i = 0; i < fetcher_count; i++) {
+        f->fetching++;
+        int rc = pthread_create(&threads[*started], NULL, fetch_some, &fetchers[i]);
+        if (rc != 0) {
+            f->fetching--;
+            if (i == 0)
+                return err_sys(e, rc, "starting a thread that fetches");
+            break;
+        }
+        ++*started;
+    }
+    for (unsigned i = 1; i < decoders; i++) { /* the caller is one too */
+        if (pthread_create(&threads[*started], NULL, decode_some, f) != 0)
+            break;
+        ++*started;
+    }
+    return 0;
+}
+
+int fetch_run(const struct fetch_job *job, struct err *e)
+{
+    if (job->count == 0)
+        return 0;
+    unsigned fetcher_count = job->conn_count * FETCHERS_PER_CONN, started = 0;
+    fetcher_count = fetcher_count < THREADS_MAX ? fetcher_count : THREADS_MAX;
+    struct fetch f = {.job = job, .queue_cap = (size_t)fetcher_count * BATCH_CHUNKS_MAX};
+    struct fetcher *fetchers = calloc(fetcher_count, sizeof *fetchers);
+    pthread_t threads[2 * THREADS_MAX];
+    f.batch_bytes = job->memory_bytes / fetcher_count;
+    f.batch_bytes = f.batch_bytes < BATCH_BYTES_MAX ? f.batch_bytes : BATCH_BYTES_MAX;
+    if (f.batch_bytes < CHUNK_STORED_BYTES_MAX)
+        f.batch_bytes = CHUNK_STORED_BYTES_MAX;
+    f.queue = calloc(f.queue_cap, sizeof *f.queue);
+    pthread_mutex_init(&f.lock, NULL);
+    pthread_cond_init(&f.changed, NULL);
+    int rc = fetchers && f.queue ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for fetching");
+    for (unsigned i = 0; rc == 0 && i < fetcher_count; i++) {
+        fetchers[i].fetch = &f;
+        fetchers[i].conn = job->conns[i % job->conn_count];
+        fetchers[i].memory = malloc(f.batch_bytes);
+        if (!fetchers[i].memory)
+            rc = err_set(e, ERR_NO_MEMORY, "no memory for fetching; lower memory_bytes");
+    }
+    if (rc == 0) {
+        pthread_mutex_lock(&f.lock);
+        rc = start(&f, fetchers, fetcher_count, threads, &started, e);
+        pthread_mutex_unlock(&f.lock);
+    }
+    if (rc == 0)
+        decode_some(&f);
+    for (unsigned i = 0; i < started; i++)
+        pthread_join(threads[i], NULL);
+    if (rc == 0 && f.failed) {
+        rc = -f.err.errnum;
+        if (e)
+            *e = f.err;
+    }
+    for (unsigned i = 0; fetchers && i < fetcher_count; i++)
+        free(fetchers[i].memory);
+    free(fetchers);
+    free(f.queue);
+    pthread_cond_destroy(&f.changed);
+    pthread_mutex_destroy(&f.lock);
+    return rc;
+}

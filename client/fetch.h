@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Many chunks of many parts, fetched over several connections, decoded on several threads, in bounded memory:
+ * what restore and deep verify run on. Every stored chunk is read once; one that arrives damaged is read once
+ * more before it counts as damaged.
+ */
+#ifndef LARDER_CLIENT_FETCH_H
+#define LARDER_CLIENT_FETCH_H
+
+#include <stdatomic.h>
+
+#include "client/part.h"
+
+struct fetch_item {
+    const struct part *part;
+    uint32_t chunk;
+};
+
+struct fetch_job {
+    struct larder *client;
+    struct conn *const *conns;
+    unsigned conn_count;
+    uint64_t
+        memory_bytes; /* for stored chunks on their way; each decoding thread has a plain chunk beside it */
+    unsigned threads;
+    const struct fetch_item *items; /* ascending by part (any order of parts) and chunk; no pair twice */
+    size_t count;
+    /* On decoding threads, several at once. The plain bytes are valid during the call. */
+    void (*good)(void *arg, size_t item, const uint8_t *plain, uint32_t n);
+    /* A chunk that is damaged. Returns 0 to go on with the others. */
+    int (*damaged)(void *arg, size_t item, const struct err *why);
+    void *arg;
+    atomic_ullong *fetched_bytes; /* counted up; may be NULL */
+};
+
+/* 0 if every chunk was given to good or damaged; else the first failure that is none of a chunk (network,
+ * memory, a value that `damaged` returned). */
+must_check int fetch_run(const struct fetch_job *job, struct err *e);
+
+/* A chunk at a time into memory, for small things: plain holds CHUNK_PLAIN_BYTES_MAX. */
+must_check int fetch_one(const struct part *p, struct conn *conn, struct part_scratch *s, uint32_t chunk,
+                         uint8_t *plain, struct err *e);
+
+#endif

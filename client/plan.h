@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The plan of a restore: from boxes that were asked for to chunks that are fetched, each once, and from each
+ * chunk to all memory that wants some of it. Where several ranks saved the same box, the lowest one's is
+ * read.
+ */
+#ifndef LARDER_CLIENT_PLAN_H
+#define LARDER_CLIENT_PLAN_H
+
+#include "client/box.h"
+#include "client/catalog.h"
+#include "client/fetch.h"
+
+struct request { /* a box that was asked for */
+    const struct saved *saved;
+    const uint64_t *offsets, *lengths; /* global; one per dimension */
+    const int64_t *strides;            /* bytes */
+    uint8_t *memory;
+};
+
+#define WHOLE_REQUEST UINT32_MAX
+
+struct copy { /* what one piece gives to one request */
+    uint32_t request;
+    uint32_t region; /* in `regions`, or WHOLE_REQUEST */
+    struct piece piece;
+};
+
+struct use { /* of a chunk by a copy */
+    uint32_t rank, chunk, copy;
+};
+
+struct plan {
+    const struct request *requests;
+    struct copy *copies;
+    size_t copy_count, copy_cap;
+    struct box_set regions;
+    struct use *uses; /* by rank, chunk */
+    size_t use_count, use_cap;
+    struct fetch_item *items; /* one per chunk */
+    size_t *first_use;        /* of each item; one more at the end */
+    size_t item_count;
+};
+
+/* ERR_MISMATCH naming tensor and box if elements that are asked for lie in no part. */
+must_check int plan_create(const struct catalog *c, struct part *const *parts, const struct request *requests,
+                           size_t request_count, struct plan *out, struct err *e);
+/* Places a chunk's plain bytes. Different items: any number of threads. */
+void plan_place(const struct plan *p, size_t item, const uint8_t *plain, uint32_t n);
+void plan_free(struct plan *p);
+
+#endif

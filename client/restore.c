@@ -1,0 +1,633 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Restoring: open a checkpoint, ask for boxes of tensors, read what they need. */
+#include "client/restore.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/opened.h"
+
+#define MEMORY_DEFAULT (128u << 20)
+
+/* ---- open ---- */
+
+static int open_parts(struct larder_restore *r, struct err *e)
+{
+    r->parts = calloc(r->commit.world, sizeof(struct part *));
+    if (!r->parts)
+        return err_set(e, ERR_NO_MEMORY, "no memory for %u parts", r->commit.world);
+    int rc = part_open_all(r->client, client_conn(r->client), &r->run, &r->commit, r->parts, e);
+    if (rc == 0)
+        rc = catalog_create(r->parts, r->commit.world, &r->catalog, e);
+    return rc;
+}
+
+static void close_parts(struct larder_restore *r)
+{
+    catalog_free(&r->catalog);
+    for (uint32_t i = 0; r->parts && i < r->commit.world; i++)
+        part_close(r->parts[i]);
+    free(r->parts);
+    r->parts = NULL;
+    commit_free(&r->commit);
+    r->commit = (struct commit){0};
+}
+
+static int open_commit(struct larder_restore *r, enum commit_select select, uint64_t value, struct err *e)
+{
+    int rc = run_commit(r->client, &r->run, select, value, &r->commit, NULL, e);
+    return rc < 0 ? rc : open_parts(r, e);
+}
+
+/* Damage of what is stored: another checkpoint may be fine. Not: wrong key, network, memory. */
+static bool is_damage(int rc)
+{
+    return rc == -EBADMSG || rc == -ENOENT || rc == -EILSEQ;
+}
+
+/* So that nobody tries it again (C12). Best effort: a reader may not. */
+static void mark_bad(struct larder_restore *r, uint64_t sequence, const struct err *why)
+{
+    struct larder_error ignored;
+    if (why->class == ERR_CORRUPT)
+        (void)larder_mark(r->client, LARDER_CHECKPOINTS, r->run.name, sequence, LARDER_MARK_BAD, why->text,
+                          &ignored);
+}
+
+struct older { /* the newest good commit before a sequence */
+    uint64_t before, found;
+};
+
+static int look_older(void *arg, const struct larder_commit_info *i)
+{
+    struct older *o = arg;
+    if (i->state == LARDER_COMMIT_GOOD && i->sequence < o->before && i->sequence > o->found)
+        o->found = i->sequence;
+    return 0;
+}
+
+/* Goes back from a damaged latest checkpoint to the newest one that opens. */
+static int fall_back(struct larder_restore *r, struct err *e)
+{
+    struct err first = *e;
+    int rc = -e->errnum;
+    while (is_damage(rc) && r->commit.sequence > 0) {
+        struct older o = {.before = r->commit.sequence};
+        struct larder_error listing;
+        mark_bad(r, r->commit.sequence, e);
+        close_parts(r);
+        rc = larder_commit_list(r->client, LARDER_CHECKPOINTS, r->run.name, 0, look_older, &o, &listing);
+        if (rc < 0)
+            return err_set(e, (enum err_class)listing.kind, "%s", listing.text);
+        if (o.found == 0) {
+            *e = first;
+            return err_prepend(e, "no good checkpoint of %s is left; the newest", r->run.name);
+        }
+        r->fell_back++;
+        rc = open_commit(r, SELECT_SEQUENCE, o.found, e);
+    }
+    if (rc == 0)
+        snprintf(r->fallback_reason, sizeof r->fallback_reason, "%s", first.text);
+    return rc;
+}
+
+static int select_commit(struct larder_restore *r, const struct larder_restore_options *o, struct err *e)
+{
+    int rc;
+    switch (o->at) {
+    case LARDER_AT_LATEST: rc = open_commit(r, SELECT_LATEST_GOOD, 0, e); break;
+    case LARDER_AT_STEP: rc = open_commit(r, SELECT_STEP, o->value, e); break;
+    case LARDER_AT_SEQUENCE: rc = open_commit(r, SELECT_SEQUENCE, o->value, e); break;
+    default:
+        return err_set(e, ERR_INVALID, "at is %d; expected latest, step or sequence (0 to 2)", (int)o->at);
+    }
+    if (rc < 0 && o->fallback && o->at == LARDER_AT_LATEST && is_damage(rc) && r->commit.sequence > 0)
+        rc = fall_back(r, e);
+    return rc;
+}
+
+int larder_restore_open(struct larder *c, const struct larder_restore_options *options,
+                        struct larder_restore **out, struct larder_error *error)
+{
+    struct err e;
+    err_clear(&e);
+    struct larder_restore_options o = {0};
+    int rc = client_enter(c, &e);
+    if (rc < 0)
+        return client_leave(rc, &e, error);
+    memcpy(&o, options, options->size < sizeof o ? options->size : sizeof o);
+    struct larder_restore *r = calloc(1, sizeof *r);
+    if (!r)
+        return client_leave(err_set(&e, ERR_NO_MEMORY, "no memory for a restore"), &e, error);
+    r->client = c;
+    r->memory_bytes = o.memory_bytes ? o.memory_bytes : MEMORY_DEFAULT;
+    r->conns_wanted = o.connections ? o.connections : 2;
+    if (r->conns_wanted > RESTORE_CONNS_MAX)
+        r->conns_wanted = RESTORE_CONNS_MAX;
+    rc = run_open(c, RUN_CHECKPOINTS, o.run, false, &r->run, &e);
+    if (rc == 0) {
+        r->run_is_open = true;
+        rc = select_commit(r, &o, &e);
+        if (rc < 0)
+            err_prepend(&e, "opening a checkpoint of %s", r->run.name);
+    }
+    if (rc < 0)
+        larder_restore_close(r);
+    else
+        *out = r;
+    return client_leave(rc, &e, error);
+}
+
+static void clear_damage(struct larder_restore *r)
+{
+    for (size_t i = 0; i < r->damage_count; i++)
+        free(r->damage[i].text);
+    r->damage_count = 0;
+}
+
+void larder_restore_close(struct larder_restore *r)
+{
+    if (!r || client_enter(r->client, NULL) < 0)
+        return;
+    for (unsigned i = 0; i < r->conn_count; i++)
+        conn_close(r->conns[i]);
+    close_parts(r);
+    clear_damage(r);
+    free(r->damage);
+    free(r->requests);
+    names_free(&r->memory);
+    if (r->run_is_open)
+        run_close(&r->run);
+    free(r);
+}
+
+/* ---- asking ---- */
+
+static int enter(struct larder_restore *r, struct err *e)
+{
+    err_clear(e);
+    if (!r)
+        return err_set(e, ERR_INVALID, "the restore is NULL");
+    return client_enter(r->client, e);
+}
+
+static uint64_t stored_bytes(const struct larder_restore *r)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < r->commit.world; i++)
+        n += r->commit.parts[i].segment_bytes;
+    return n;
+}
+
+int larder_restore_info(struct larder_restore *r, struct larder_restore_info *out)
+{
+    struct err e;
+    int rc = enter(r, &e);
+    if (rc < 0)
+        return rc;
+    const struct commit *c = &r->commit;
+    struct larder_restore_info i = {
+        .size = out->size,
+        .step = c->step,
+        .sequence = c->sequence,
+        .server_time_ns = c->server_time_ns,
+        .attempt_number = c->attempt_number,
+        .world = c->world,
+        .plain_bytes = c->plain_bytes,
+        .stored_bytes = stored_bytes(r),
+        .fetched_bytes = atomic_load(&r->fetched_bytes),
+        .loader_state_bytes = c->loader.n,
+        .fell_back = r->fell_back,
+    };
+    check(c->loader.n <= sizeof i.loader_state);
+    if (c->loader.n > 0)
+        memcpy(i.loader_state, c->loader.p, c->loader.n);
+    snprintf(i.fallback_reason, sizeof i.fallback_reason, "%s", r->fallback_reason);
+    snprintf(i.path, sizeof i.path, "%s, %u connections", conn_path(client_conn(r->client)), r->conns_wanted);
+    memcpy(out, &i, out->size < sizeof i ? out->size : sizeof i);
+    return 0;
+}
+
+size_t larder_restore_tensors(struct larder_restore *r)
+{
+    struct err e;
+    return enter(r, &e) < 0 ? 0 : r->catalog.count;
+}
+
+static void describe(const struct larder_restore *r, const struct saved *s, struct larder_tensor *out)
+{
+    const struct tensor *t = r->catalog.pieces[s->first].tensor;
+    *out = (struct larder_tensor){.name = (const char *)s->name.p,
+                                  .name_bytes = s->name.n,
+                                  .dtype = (enum larder_dtype)t->dtype,
+                                  .dims = t->dims};
+    memcpy(out->shape, t->shape, t->dims * sizeof *out->shape);
+    memcpy(out->lengths, t->shape, t->dims * sizeof *out->lengths);
+}
+
+int larder_restore_tensor(struct larder_restore *r, size_t i, struct larder_tensor *out)
+{
+    struct err e;
+    int rc = enter(r, &e);
+    if (rc < 0)
+        return rc;
+    if (i >= r->catalog.count)
+        return -ENOENT;
+    describe(r, &r->catalog.saved[i], out);
+    return 0;
+}
+
+static int find(struct larder_restore *r, struct slice name, struct saved **out, struct err *e)
+{
+    *out = catalog_find(&r->catalog, name);
+    if (*out)
+        return 0;
+    char text[160];
+    return err_set(e, ERR_NOT_FOUND, "tensor \"%s\" is not in step %llu of %s, which has %zu tensors",
+                   err_quote(text, sizeof text, name.p, name.n), (unsigned long long)r->commit.step,
+                   r->run.name, r->catalog.count);
+}
+
+int larder_restore_find(struct larder_restore *r, const char *name, size_t name_bytes,
+                        struct larder_tensor *out, struct larder_error *error)
+{
+    struct err e;
+    struct saved *s = NULL;
+    int rc = enter(r, &e);
+    if (rc == 0)
+        rc = find(r, SLICE(name, name_bytes ? name_bytes : strlen(name)), &s, &e);
+    if (rc == 0)
+        describe(r, s, out);
+    return client_leave(rc, &e, error);
+}
+
+int larder_restore_label(struct larder_restore *r, size_t i, const char **key, const char **value)
+{
+    struct err e;
+    int rc = enter(r, &e);
+    if (rc < 0)
+        return rc;
+    struct rcur in = rcur_of(r->commit.labels.p, r->commit.labels.n);
+    for (size_t n = 0; in.left > 0 && !in.failed; n++) {
+        struct slice k = rcur_take16(&in), v = rcur_take16(&in);
+        if (in.failed || n != i)
+            continue;
+        char *copy =
+            names_alloc(&r->memory, k.n + v.n + 2); /* terminated copies live as long as the handle */
+        if (!copy)
+            return -ENOMEM;
+        memcpy(copy, k.p, k.n);
+        copy[k.n] = 0;
+        memcpy(copy + k.n + 1, v.p, v.n);
+        copy[k.n + 1 + v.n] = 0;
+        *key = copy;
+        *value = copy + k.n + 1;
+        return 0;
+    }
+    return -ENOENT;
+}
+
+static void shape_text(char *text, size_t size, uint32_t dims, const uint64_t *shape)
+{
+    size_t n = (size_t)snprintf(text, size, "[");
+    for (uint32_t i = 0; i < dims && n < size; i++)
+        n += (size_t)snprintf(text + n, size - n, "%s%llu", i ? ", " : "", (unsigned long long)shape[i]);
+    if (n < size)
+        snprintf(text + n, size - n, "]");
+}
+
+static int check_same(const struct tensor *saved, struct tensor *asked, struct err *e)
+{
+    char want[128], got[128];
+    if (asked->dtype != saved->dtype)
+        return err_set(e, ERR_MISMATCH, "it is saved as %s, %s was asked for", dtype_name(saved->dtype),
+                       dtype_known(asked->dtype) ? dtype_name(asked->dtype) : "an unknown dtype");
+    bool open = asked->dims == saved->dims;
+    for (uint32_t i = 0; open && i < asked->dims; i++)
+        open = asked->shape[i] == 0;
+    if (open) { /* takes what is saved */
+        bool whole = true;
+        for (uint32_t i = 0; whole && i < asked->dims; i++)
+            whole = asked->lengths[i] == 0 && asked->offsets[i] == 0;
+        memcpy(asked->shape, saved->shape, sizeof asked->shape);
+        if (whole)
+            memcpy(asked->lengths, saved->shape, sizeof asked->lengths);
+    }
+    if (asked->dims == saved->dims &&
+        memcmp(asked->shape, saved->shape, asked->dims * sizeof *asked->shape) == 0)
+        return 0;
+    shape_text(want, sizeof want, saved->dims, saved->shape);
+    shape_text(got, sizeof got, asked->dims, asked->shape);
+    return err_set(e, ERR_MISMATCH, "it is saved with shape %s, %s was asked for", want, got);
+}
+
+static int keep_request(struct larder_restore *r, struct saved *s, const struct tensor *t,
+                        const int64_t *strides, void *data, struct err *e)
+{
+    if (r->request_count == r->request_cap) {
+        size_t cap = r->request_cap ? 2 * r->request_cap : 64;
+        struct request *more = reallocarray(r->requests, cap, sizeof *more);
+        if (!more)
+            return err_set(e, ERR_NO_MEMORY, "no memory for %zu requests", cap);
+        r->requests = more;
+        r->request_cap = cap;
+    }
+    size_t n = t->dims * sizeof(uint64_t);
+    uint8_t *copy = names_alloc(&r->memory, 3 * n);
+    if (!copy)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a request");
+    memcpy(copy, t->offsets, n);
+    memcpy(copy + n, t->lengths, n);
+    memcpy(copy + 2 * n, strides, n);
+    r->requests[r->request_count++] = (struct request){.saved = s,
+                                                       .offsets = (uint64_t *)(void *)copy,
+                                                       .lengths = (uint64_t *)(void *)(copy + n),
+                                                       .strides = (int64_t *)(void *)(copy + 2 * n),
+                                                       .memory = data};
+    s->asked = true;
+    return 0;
+}
+
+static int add(struct larder_restore *r, const struct larder_tensor *t, struct err *e)
+{
+    struct tensor x;
+    struct saved *s;
+    int64_t strides[TENSOR_DIMS_MAX];
+    tensor_of_public(t, &x);
+    if (x.dims > TENSOR_DIMS_MAX)
+        return err_set(e, ERR_INVALID, "%u dimensions were asked for; at most %u are possible", x.dims,
+                       TENSOR_DIMS_MAX);
+    int rc = find(r, x.name, &s, e);
+    if (rc < 0)
+        return rc;
+    rc = check_same(r->catalog.pieces[s->first].tensor, &x, e);
+    if (rc == 0)
+        rc = tensor_check(&x, &x.bytes, e);
+    if (rc == 0 && x.bytes > 0 && !t->data)
+        rc = err_set(e, ERR_INVALID, "elements were asked for, but data is NULL");
+    if (rc == 0)
+        rc = box_strides(x.dtype, x.dims, x.lengths, t->strides, true, strides, e);
+    if (rc == 0)
+        rc = keep_request(r, s, &x, strides, t->data, e);
+    if (rc < 0) {
+        char text[160];
+        return err_prepend(e, "tensor \"%s\"", err_quote(text, sizeof text, x.name.p, x.name.n));
+    }
+    return 0;
+}
+
+int larder_restore_add(struct larder_restore *r, const struct larder_tensor *t, struct larder_error *error)
+{
+    struct err e;
+    int rc = enter(r, &e);
+    if (rc == 0)
+        rc = add(r, t, &e);
+    return client_leave(rc, &e, error);
+}
+
+int larder_restore_extra(struct larder_restore *r, size_t i, const char **name)
+{
+    struct err e;
+    int rc = enter(r, &e);
+    if (rc < 0)
+        return rc;
+    for (size_t k = r->extra_at_index <= i ? r->extra_at : 0, n = k ? r->extra_at_index : 0;
+         k < r->catalog.count; k++) {
+        if (r->catalog.saved[k].asked)
+            continue;
+        if (n++ == i) {
+            r->extra_at = k; /* where the next call goes on */
+            r->extra_at_index = i;
+            *name = (const char *)r->catalog.saved[k].name.p;
+            return 0;
+        }
+    }
+    return -ENOENT;
+}
+
+/* ---- reading ---- */
+
+struct running {
+    struct larder_restore *restore;
+    struct plan plan;
+    pthread_mutex_t lock; /* of the damage list */
+    struct err first;     /* damage */
+};
+
+static void place_good(void *arg, size_t item, const uint8_t *plain, uint32_t n)
+{
+    struct running *g = arg;
+    plan_place(&g->plan, item, plain, n);
+}
+
+static int add_damage(struct larder_restore *r, const struct saved *s, uint32_t rank, uint32_t chunk,
+                      const char *text)
+{
+    if (r->damage_count == r->damage_cap) {
+        size_t cap = r->damage_cap ? 2 * r->damage_cap : 16;
+        struct damage *more = reallocarray(r->damage, cap, sizeof *more);
+        if (!more)
+            return -ENOMEM;
+        r->damage = more;
+        r->damage_cap = cap;
+    }
+    char *copy = strdup(text);
+    if (!copy)
+        return -ENOMEM;
+    r->damage[r->damage_count++] = (struct damage){.tensor = s, .rank = rank, .chunk = chunk, .text = copy};
+    return 0;
+}
+
+/* Every tensor that wanted some of the chunk is damaged. */
+static int note_damage(void *arg, size_t item, const struct err *why)
+{
+    struct running *g = arg;
+    const struct plan *p = &g->plan;
+    int rc = 0;
+    pthread_mutex_lock(&g->lock);
+    if (g->first.class == ERR_NONE)
+        g->first = *why;
+    for (size_t i = p->first_use[item]; rc == 0 && i < p->first_use[item + 1]; i++) {
+        const struct use *u = &p->uses[i];
+        const struct request *q = &p->requests[p->copies[u->copy].request];
+        rc = add_damage(g->restore, q->saved, u->rank, u->chunk, why->text);
+    }
+    pthread_mutex_unlock(&g->lock);
+    return rc;
+}
+
+static int open_conns(struct larder_restore *r, struct err *e)
+{
+    while (r->conn_count < r->conns_wanted) {
+        int rc = client_connect(r->client, &r->conns[r->conn_count], e);
+        if (rc < 0)
+            return r->conn_count > 0 ? 0 : rc; /* with fewer it is only slower */
+        r->conn_count++;
+    }
+    return 0;
+}
+
+static int damaged_error(struct running *g, struct err *e)
+{
+    struct larder_restore *r = g->restore;
+    char name[160];
+    const struct saved *s = r->damage[0].tensor;
+    *e = g->first;
+    return err_prepend(e, "tensor \"%s\" and %zu other places are damaged",
+                       err_quote(name, sizeof name, s->name.p, s->name.n), r->damage_count - 1);
+}
+
+static int run(struct larder_restore *r, struct err *e)
+{
+    struct running g = {.restore = r, .lock = PTHREAD_MUTEX_INITIALIZER};
+    clear_damage(r);
+    int rc = plan_create(&r->catalog, r->parts, r->requests + r->requests_done,
+                         r->request_count - r->requests_done, &g.plan, e);
+    if (rc < 0)
+        return rc;
+    if (g.plan.item_count > 0)
+        rc = open_conns(r, e);
+    if (rc == 0) {
+        struct fetch_job job = {
+            .client = r->client,
+            .conns = r->conns,
+            .conn_count = r->conn_count,
+            .memory_bytes = r->memory_bytes,
+            .threads = client_options(r->client)->threads,
+            .items = g.plan.items,
+            .count = g.plan.item_count,
+            .good = place_good,
+            .damaged = note_damage,
+            .arg = &g,
+            .fetched_bytes = &r->fetched_bytes,
+        };
+        rc = fetch_run(&job, e);
+    }
+    if (rc == 0)
+        r->requests_done = r->request_count;
+    if (rc == 0 && r->damage_count > 0)
+        rc = damaged_error(&g, e);
+    plan_free(&g.plan);
+    pthread_mutex_destroy(&g.lock);
+    return rc;
+}
+
+int larder_restore_run(struct larder_restore *r, struct larder_error *error)
+{
+    struct err e;
+    int rc = enter(r, &e);
+    if (rc == 0)
+        rc = run(r, &e);
+    if (rc < 0 && r)
+        err_prepend(&e, "restoring step %llu of %s", (unsigned long long)r->commit.step, r->run.name);
+    return client_leave(rc, &e, error);
+}
+
+int larder_restore_damage(struct larder_restore *r, size_t i, struct larder_damage *out)
+{
+    struct err e;
+    int rc = enter(r, &e);
+    if (rc < 0)
+        return rc;
+    if (i >= r->damage_count)
+        return -ENOENT;
+    const struct damage *d = &r->damage[i];
+    *out = (struct larder_damage){
+        .tensor = (const char *)d->tensor->name.p, .rank = d->rank, .chunk = d->chunk, .text = d->text};
+    return 0;
+}
+
+/* ---- blobs ---- */
+
+static int part_of_rank(struct larder_restore *r, uint32_t rank, const struct index_private **out,
+                        struct err *e)
+{
+    if (rank >= r->commit.world)
+        return err_set(e, ERR_NOT_FOUND, "rank %u; the checkpoint has ranks 0 to %u", rank,
+                       r->commit.world - 1);
+    *out = part_index(r->parts[rank]);
+    return 0;
+}
+
+static int read_blob(struct larder_restore *r, uint32_t rank, const struct blob *b, uint8_t *out,
+                     struct err *e)
+{
+    struct part_scratch *s = part_scratch_create();
+    uint8_t *plain = malloc(CHUNK_PLAIN_BYTES_MAX);
+    int rc = s && plain ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for decoding");
+    uint32_t chunk = b->first_chunk, chunks;
+    const struct chunk_entry *table = part_chunks(r->parts[rank], &chunks);
+    uint32_t skip = b->offset;
+    for (uint64_t at = 0; rc == 0 && at < b->bytes; chunk++, skip = 0) {
+        check(chunk < chunks && skip < table[chunk].plain_bytes); /* index_private_decode saw to it */
+        rc = fetch_one(r->parts[rank], client_conn(r->client), s, chunk, plain, e);
+        if (rc < 0)
+            break;
+        uint64_t n = table[chunk].plain_bytes - skip;
+        n = n < b->bytes - at ? n : b->bytes - at;
+        memcpy(out + at, plain + skip, n);
+        at += n;
+    }
+    free(plain);
+    part_scratch_free(s);
+    return rc;
+}
+
+static int blob(struct larder_restore *r, uint32_t rank, const char *name, void **p, size_t *n, struct err *e)
+{
+    const struct index_private *x = NULL;
+    int rc = part_of_rank(r, rank, &x, e);
+    for (uint32_t i = 0; rc == 0 && i < x->blob_count; i++) {
+        const struct blob *b = &x->blobs[i];
+        if (!slice_eq(b->name, slice_str(name)))
+            continue;
+        uint8_t *out = malloc(b->bytes ? b->bytes : 1);
+        if (!out)
+            return err_set(e, ERR_NO_MEMORY, "no memory for a blob of %llu bytes",
+                           (unsigned long long)b->bytes);
+        rc = read_blob(r, rank, b, out, e);
+        if (rc < 0) {
+            free(out);
+            return err_prepend(e, "blob \"%s\"", name);
+        }
+        *p = out;
+        *n = (size_t)b->bytes;
+        return 0;
+    }
+    return rc < 0 ? rc : err_set(e, ERR_NOT_FOUND, "rank %u saved no blob \"%s\"", rank, name);
+}
+
+int larder_restore_blob(struct larder_restore *r, uint32_t rank, const char *name, void **p, size_t *n,
+                        struct larder_error *error)
+{
+    struct err e;
+    int rc = enter(r, &e);
+    if (rc == 0)
+        rc = blob(r, rank, name, p, n, &e);
+    return client_leave(rc, &e, error);
+}
+
+int larder_restore_blob_name(struct larder_restore *r, uint32_t rank, size_t i, const char **name,
+                             uint64_t *bytes)
+{
+    struct err e;
+    const struct index_private *x = NULL;
+    int rc = enter(r, &e);
+    if (rc == 0)
+        rc = part_of_rank(r, rank, &x, &e);
+    if (rc < 0)
+        return rc;
+    if (i >= x->blob_count)
+        return -ENOENT;
+    const struct blob *b = &x->blobs[i];
+    char *copy = names_alloc(&r->memory, b->name.n + 1);
+    if (!copy)
+        return -ENOMEM;
+    memcpy(copy, b->name.p, b->name.n);
+    copy[b->name.n] = 0;
+    *name = copy;
+    *bytes = b->bytes;
+    return 0;
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A restore handle. */
+#ifndef LARDER_CLIENT_RESTORE_H
+#define LARDER_CLIENT_RESTORE_H
+
+#include <stdatomic.h>
+
+#include "client/plan.h"
+#include "client/snapshot.h"
+
+#define RESTORE_CONNS_MAX 16u
+
+struct damage {
+    const struct saved *tensor;
+    uint32_t rank, chunk;
+    char *text;
+};
+
+struct larder_restore {
+    struct larder *client;
+    struct run run;
+    bool run_is_open;
+    struct commit commit;
+    struct part **parts;
+    struct catalog catalog;
+    uint64_t memory_bytes;
+    struct conn *conns[RESTORE_CONNS_MAX]; /* made by the first run */
+    unsigned conns_wanted, conn_count;
+    struct request *requests;
+    size_t request_count, request_cap, requests_done;
+    struct names memory; /* boxes of requests, strings that were given out */
+    struct damage *damage;
+    size_t damage_count, damage_cap;
+    size_t extra_at, extra_at_index;
+    atomic_ullong fetched_bytes;
+    uint32_t fell_back;
+    char fallback_reason[256];
+};
+
+#endif

@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/snapshot.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "format/base/utf8.h"
+
+#define SMALL_BYTES_MAX (CHUNK_PLAIN_BYTES_MAX / 4) /* as format/index.h says */
+
+/* ---- growing tables ---- */
+
+static int grow(void *table, uint32_t count, uint32_t *cap, size_t size)
+{
+    void **t = table;
+    if (count < *cap)
+        return 0;
+    uint32_t bigger = *cap ? *cap * 2 : 16;
+    void *p = reallocarray(*t, bigger, size);
+    if (!p)
+        return -ENOMEM;
+    *t = p;
+    *cap = bigger;
+    return 0;
+}
+
+static int no_memory(struct err *e)
+{
+    return err_set(e, ERR_NO_MEMORY, "no memory for the description of what is saved");
+}
+
+/* ---- tensors ---- */
+
+static bool all_zero(const uint64_t *v, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        if (v[i] != 0)
+            return false;
+    return true;
+}
+
+void tensor_of_public(const struct larder_tensor *t, struct tensor *out)
+{
+    const char *name = t->name ? t->name : "";
+    *out = (struct tensor){.name = SLICE(name, t->name_bytes ? t->name_bytes : strlen(name)),
+                           .dtype = (enum dtype)t->dtype,
+                           .dims = t->dims};
+    unsigned dims = t->dims <= TENSOR_DIMS_MAX ? t->dims : TENSOR_DIMS_MAX;
+    bool whole = all_zero(t->lengths, dims) && all_zero(t->offsets, dims);
+    memcpy(out->shape, t->shape, dims * sizeof *out->shape);
+    memcpy(out->offsets, t->offsets, dims * sizeof *out->offsets);
+    memcpy(out->lengths, whole ? t->shape : t->lengths, dims * sizeof *out->lengths);
+}
+
+static int name_error(const struct slice *name, const char *what, struct err *e)
+{
+    char text[160];
+    return err_set(e, ERR_INVALID, "%s \"%s\" %s", "tensor", err_quote(text, sizeof text, name->p, name->n),
+                   what);
+}
+
+static int add_name(struct snapshot *s, struct slice *name, uint32_t value, struct err *e)
+{
+    struct slice kept;
+    int rc = names_add(&s->names, *name, value, &kept);
+    if (rc == -EEXIST)
+        return name_error(name, "was added to this save before; every name is saved once per rank", e);
+    if (rc < 0)
+        return no_memory(e);
+    *name = kept;
+    return 0;
+}
+
+/* Strides that matter are kept beside the names. */
+static int item_of(struct snapshot *s, const struct larder_tensor *t, const struct tensor *x,
+                   struct item *out, struct err *e)
+{
+    *out = (struct item){.data = t->data, .next = NO_ITEM};
+    if (x->bytes == 0) {
+        out->data = NULL;
+        return 0;
+    }
+    if (!t->data)
+        return name_error(&x->name, "has elements but its data is NULL", e);
+    int64_t strides[TENSOR_DIMS_MAX], packed[TENSOR_DIMS_MAX], zero[TENSOR_DIMS_MAX] = {0};
+    int rc = box_strides(x->dtype, x->dims, x->lengths, t->strides, false, strides, e);
+    if (rc == 0)
+        rc = box_strides(x->dtype, x->dims, x->lengths, zero, false, packed, e);
+    if (rc < 0) {
+        char text[160];
+        return err_prepend(e, "tensor \"%s\"", err_quote(text, sizeof text, x->name.p, x->name.n));
+    }
+    bool is_packed = true;
+    for (uint32_t i = 0; i < x->dims; i++)
+        is_packed &= x->lengths[i] == 1 || strides[i] == packed[i];
+    if (is_packed)
+        return 0;
+    int64_t *kept = names_alloc(&s->names, x->dims * sizeof *kept);
+    if (!kept)
+        return no_memory(e);
+    memcpy(kept, strides, x->dims * sizeof *kept);
+    out->strides = kept;
+    return 0;
+}
+
+int snapshot_tensor(struct snapshot *s, const struct larder_tensor *t, struct err *e)
+{
+    struct tensor x;
+    struct item item;
+    tensor_of_public(t, &x);
+    int rc = tensor_check(&x, &x.bytes, e);
+    if (rc == 0 && s->tensor_count >= TENSORS_MAX)
+        rc = err_set(e, ERR_LIMIT,
+                     "more than %u tensors in one rank's part; save with more ranks or join small tensors",
+                     TENSORS_MAX);
+    if (rc < 0)
+        return rc;
+    uint32_t cap = s->tensor_cap;
+    if (grow(&s->tensors, s->tensor_count, &cap, sizeof *s->tensors) < 0 ||
+        grow(&s->tensor_items, s->tensor_count, &s->tensor_cap, sizeof *s->tensor_items) < 0)
+        return no_memory(e);
+    rc = item_of(s, t, &x, &item, e);
+    if (rc == 0)
+        rc = add_name(s, &x.name, s->tensor_count, e);
+    if (rc < 0)
+        return rc;
+    s->tensor_items[s->tensor_count] = item;
+    s->tensors[s->tensor_count++] = x;
+    return 0;
+}
+
+int snapshot_alias(struct snapshot *s, const char *name, const char *of, struct err *e)
+{
+    if (!name || !of)
+        return err_set(e, ERR_INVALID, "an alias needs its own name and that of a tensor");
+    uint32_t tensor = 0;
+    struct tensor probe = {.name = slice_str(name), .dtype = DTYPE_U8};
+    struct slice target = slice_str(of);
+    uint64_t bytes;
+    int rc = tensor_check(&probe, &bytes, e); /* the name follows the same rules */
+    if (rc < 0)
+        return rc;
+    if (names_find(&s->names, target, &tensor) < 0 || tensor >= s->tensor_count)
+        return name_error(&target, "is not a tensor of this save; add it before its alias", e);
+    if (s->alias_count >= TENSORS_MAX)
+        return err_set(e, ERR_LIMIT, "more than %u aliases in one rank's part", TENSORS_MAX);
+    if (grow(&s->aliases, s->alias_count, &s->alias_cap, sizeof *s->aliases) < 0)
+        return no_memory(e);
+    rc = add_name(s, &probe.name, NO_ITEM, e);
+    if (rc < 0)
+        return rc;
+    s->aliases[s->alias_count++] = (struct alias){.name = probe.name, .tensor = tensor};
+    return 0;
+}
+
+static int blob_name_check(const char *name, struct err *e)
+{
+    size_t n = name ? strlen(name) : 0;
+    char text[160];
+    if (n == 0 || n > NAME_BYTES_MAX)
+        return err_set(e, ERR_INVALID, "a blob's name has %zu bytes; expected 1 to %u", n, NAME_BYTES_MAX);
+    if (!utf8_valid(name, n))
+        return err_set(e, ERR_INVALID, "blob \"%s\": its name is not UTF-8",
+                       err_quote(text, sizeof text, name, n));
+    return 0;
+}
+
+int snapshot_blob(struct snapshot *s, const char *name, const void *p, size_t n, struct err *e)
+{
+    int rc = blob_name_check(name, e);
+    if (rc < 0)
+        return rc;
+    if (n > 0 && !p)
+        return err_set(e, ERR_INVALID, "blob \"%s\" has %zu bytes but its data is NULL", name, n);
+    if (s->blob_count >= BLOBS_MAX)
+        return err_set(e, ERR_LIMIT, "more than %u blobs in one rank's part", BLOBS_MAX);
+    uint32_t cap = s->blob_cap;
+    if (grow(&s->blobs, s->blob_count, &cap, sizeof *s->blobs) < 0 ||
+        grow(&s->blob_items, s->blob_count, &s->blob_cap, sizeof *s->blob_items) < 0)
+        return no_memory(e);
+    struct slice kept;
+    rc = names_add(&s->blob_names, slice_str(name), s->blob_count, &kept);
+    if (rc == -EEXIST)
+        return err_set(e, ERR_INVALID, "blob \"%s\" was added to this save before", name);
+    if (rc < 0)
+        return no_memory(e);
+    s->blob_items[s->blob_count] = (struct item){.data = n > 0 ? p : NULL, .next = NO_ITEM};
+    s->blobs[s->blob_count++] = (struct blob){.name = kept, .bytes = n};
+    return 0;
+}
+
+/* ---- cutting into chunks ---- */
+
+struct bin {              /* the shared chunk of a dtype that is being filled */
+    uint32_t chunk, last; /* NO_ITEM: none */
+};
+
+static struct item *item_at(const struct snapshot *s, uint32_t i)
+{
+    return i < s->tensor_count ? &s->tensor_items[i] : &s->blob_items[i - s->tensor_count];
+}
+
+static int add_chunk(struct snapshot *s, const struct planned_chunk *c, struct err *e)
+{
+    if (s->chunk_count >= SEGMENT_CHUNKS_MAX)
+        return err_set(e, ERR_LIMIT,
+                       "one rank's part takes more than %u chunks of %u MiB; save with more ranks",
+                       SEGMENT_CHUNKS_MAX, CHUNK_PLAIN_BYTES_MAX >> 20);
+    if (grow(&s->chunks, s->chunk_count, &s->chunk_cap, sizeof *s->chunks) < 0)
+        return no_memory(e);
+    s->chunks[s->chunk_count++] = *c;
+    return 0;
+}
+
+static int plan_large(struct snapshot *s, uint32_t item, enum dtype dtype, uint64_t bytes, struct err *e)
+{
+    for (uint64_t at = 0; at < bytes; at += CHUNK_PLAIN_BYTES_MAX) {
+        uint64_t left = bytes - at;
+        struct planned_chunk c = {.first = item,
+                                  .bytes =
+                                      (uint32_t)(left < CHUNK_PLAIN_BYTES_MAX ? left : CHUNK_PLAIN_BYTES_MAX),
+                                  .offset = at,
+                                  .dtype = (uint8_t)dtype};
+        int rc = add_chunk(s, &c, e);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+static int plan_small(struct snapshot *s, struct bin *bin, uint32_t item, enum dtype dtype, uint64_t bytes,
+                      uint32_t *chunk, uint32_t *offset, struct err *e)
+{
+    if (bin->chunk == NO_ITEM || s->chunks[bin->chunk].bytes + bytes > CHUNK_PLAIN_BYTES_MAX) {
+        int rc =
+            add_chunk(s, &(struct planned_chunk){.first = item, .dtype = (uint8_t)dtype, .shared = true}, e);
+        if (rc < 0)
+            return rc;
+        bin->chunk = s->chunk_count - 1;
+    } else {
+        item_at(s, bin->last)->next = item;
+    }
+    bin->last = item;
+    *chunk = bin->chunk;
+    *offset = s->chunks[bin->chunk].bytes;
+    s->chunks[bin->chunk].bytes += (uint32_t)bytes;
+    return 0;
+}
+
+static int plan_item(struct snapshot *s, struct bin *bins, uint32_t item, enum dtype dtype, uint64_t bytes,
+                     uint32_t *chunk, uint32_t *offset, struct err *e)
+{
+    *chunk = 0;
+    *offset = 0;
+    if (bytes == 0)
+        return 0;
+    s->plain_bytes += bytes;
+    if (bytes <= SMALL_BYTES_MAX)
+        return plan_small(s, &bins[dtype], item, dtype, bytes, chunk, offset, e);
+    *chunk = s->chunk_count;
+    return plan_large(s, item, dtype, bytes, e);
+}
+
+int snapshot_plan(struct snapshot *s, struct err *e)
+{
+    struct bin bins[DTYPE_COUNT];
+    int rc = 0;
+    for (int i = 0; i < DTYPE_COUNT; i++)
+        bins[i] = (struct bin){NO_ITEM, NO_ITEM};
+    for (uint32_t i = 0; rc == 0 && i < s->tensor_count; i++) {
+        struct tensor *t = &s->tensors[i];
+        rc = plan_item(s, bins, i, t->dtype, t->bytes, &t->first_chunk, &t->offset, e);
+    }
+    for (uint32_t i = 0; rc == 0 && i < s->blob_count; i++) {
+        struct blob *b = &s->blobs[i];
+        rc = plan_item(s, bins, s->tensor_count + i, DTYPE_U8, b->bytes, &b->first_chunk, &b->offset, e);
+    }
+    return rc;
+}
+
+/* ---- taking it ---- */
+
+static uint64_t item_bytes(const struct snapshot *s, uint32_t i)
+{
+    return i < s->tensor_count ? s->tensors[i].bytes : s->blobs[i - s->tensor_count].bytes;
+}
+
+static void take_item(const struct snapshot *s, uint32_t i, uint64_t offset, size_t n, uint8_t *out)
+{
+    const struct item *item = item_at(s, i);
+    if (!item->strides) {
+        memcpy(out, item->data + offset, n);
+        return;
+    }
+    const struct tensor *t = &s->tensors[i];
+    const uint64_t begin[TENSOR_DIMS_MAX] = {0};
+    struct box_copy b;
+    box_copy_init(&b, t->dtype, t->dims, t->lengths, begin, t->lengths, item->strides, (uint8_t *)item->data);
+    box_gather(&b, offset, n, out);
+}
+
+void snapshot_take(const struct snapshot *s, uint32_t chunk, uint8_t *out)
+{
+    const struct planned_chunk *c = &s->chunks[chunk];
+    if (!c->shared) {
+        take_item(s, c->first, c->offset, c->bytes, out);
+        return;
+    }
+    for (uint32_t i = c->first; i != NO_ITEM; i = item_at(s, i)->next) {
+        size_t n = (size_t)item_bytes(s, i);
+        take_item(s, i, 0, n, out);
+        out += n;
+    }
+}
+
+void snapshot_hash(struct snapshot *s, uint32_t chunk, const uint8_t *bytes)
+{
+    const struct planned_chunk *c = &s->chunks[chunk];
+    if (!c->shared)
+        return;
+    for (uint32_t i = c->first; i != NO_ITEM; i = item_at(s, i)->next) {
+        size_t n = (size_t)item_bytes(s, i);
+        if (i < s->tensor_count)
+            s->tensors[i].plain_hash = hash128(bytes, n);
+        bytes += n;
+    }
+}
+
+void snapshot_index(const struct snapshot *s, struct index_private *out)
+{
+    *out = (struct index_private){
+        .tensors = s->tensors,
+        .tensor_count = s->tensor_count,
+        .aliases = s->aliases,
+        .alias_count = s->alias_count,
+        .blobs = s->blobs,
+        .blob_count = s->blob_count,
+    };
+}
+
+void snapshot_free(struct snapshot *s)
+{
+    names_free(&s->names);
+    names_free(&s->blob_names);
+    free(s->tensors);
+    free(s->tensor_items);
+    free(s->aliases);
+    free(s->blobs);
+    free(s->blob_items);
+    free(s->chunks);
+    *s = (struct snapshot){0};
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What one rank saves, and how it is cut into chunks: large tensors at 4 MiB borders from their own start,
+ * small ones of one dtype side by side in shared chunks. The snapshot of a chunk is taken straight from the
+ * trainer's memory into a staging slot.
+ */
+#ifndef LARDER_CLIENT_SNAPSHOT_H
+#define LARDER_CLIENT_SNAPSHOT_H
+
+#include "client/box.h"
+#include "client/larder.h"
+#include "client/names.h"
+#include "format/index.h"
+
+#define NO_ITEM UINT32_MAX
+
+/* Where a tensor's or blob's bytes come from; tensors first, then blobs. */
+struct item {
+    const uint8_t *data;
+    const int64_t *strides; /* bytes, one per dimension; NULL: packed */
+    uint32_t next;          /* in the same shared chunk, or NO_ITEM */
+};
+
+struct planned_chunk {
+    uint32_t first;  /* item; of a shared chunk the first of its list */
+    uint32_t bytes;  /* plain */
+    uint64_t offset; /* in the item, for a large one */
+    uint8_t dtype;
+    bool shared;
+};
+
+/* Zeroed memory is an empty snapshot. */
+struct snapshot {
+    struct names names, blob_names;
+    struct tensor *tensors;
+    struct item *tensor_items;
+    uint32_t tensor_count, tensor_cap;
+    struct alias *aliases;
+    uint32_t alias_count, alias_cap;
+    struct blob *blobs;
+    struct item *blob_items;
+    uint32_t blob_count, blob_cap;
+    struct planned_chunk *chunks;
+    uint32_t chunk_count, chunk_cap;
+    uint64_t plain_bytes;
+};
+
+/* Each copies the description, not the data. Errors name the tensor. */
+must_check int snapshot_tensor(struct snapshot *s, const struct larder_tensor *t, struct err *e);
+must_check int snapshot_alias(struct snapshot *s, const char *name, const char *of, struct err *e);
+must_check int snapshot_blob(struct snapshot *s, const char *name, const void *p, size_t n, struct err *e);
+/* Cuts all of it into chunks; nothing may be added after. */
+must_check int snapshot_plan(struct snapshot *s, struct err *e);
+/* Copies the bytes of a chunk to out. Any number of threads, different chunks. */
+void snapshot_take(const struct snapshot *s, uint32_t chunk, uint8_t *out);
+/* Fills the plain hashes of the small tensors in the chunk from its bytes. Likewise. */
+void snapshot_hash(struct snapshot *s, uint32_t chunk, const uint8_t *bytes);
+void snapshot_index(const struct snapshot *s, struct index_private *out); /* points into s */
+void snapshot_free(struct snapshot *s);
+
+/* A public tensor as a struct tensor: name as given, whole box where none is stated. Not checked. */
+void tensor_of_public(const struct larder_tensor *t, struct tensor *out);
+
+#endif
