@@ -229,6 +229,49 @@ static void start_home(struct loop_msg *m)
     server_stop(s, 0, &undo->stopping);
 }
 
+/*
+ * Listeners that share a port do so with any other process of the same user that shares it: two servers would
+ * each get a part of the connections. So each address is first taken alone, which fails if anybody has it.
+ */
+static void probe_next(struct server *s);
+
+static void probe_closed(struct io_op *op)
+{
+    struct server *s = container_of(op, struct server, probe_op);
+    s->probed++;
+    probe_next(s);
+}
+
+static int probe(struct server *s, const char *address, int *fd, struct err *e)
+{
+    char host[ADDRESS_BYTES_MAX], port[16], bound[ADDRESS_BYTES_MAX];
+    int r = listen_split(address, host, sizeof host, port, sizeof port, e);
+    *fd = -1;
+    if (r < 0 || s->o.loop_count == 1 || strcmp(port, "0") == 0)
+        return r;
+    r = loop_listen(s->workers[0].loop, host, port, false, fd, bound, sizeof bound, e);
+    return r < 0 ? err_prepend(e, "listening on %s", address) : 0;
+}
+
+static void probe_next(struct server *s)
+{
+    int fd = -1;
+    while (s->probed < s->o.listen_count && probe(s, s->o.listen[s->probed], &fd, &s->start_err) == 0) {
+        if (fd >= 0) {
+            s->probe_op.done = probe_closed;
+            loop_close(s->workers[0].loop, &s->probe_op, fd);
+            return;
+        }
+        s->probed++;
+    }
+    worker_start(&s->workers[0].start_msg);
+}
+
+static void probe_first(struct loop_msg *m)
+{
+    probe_next(container_of(m, struct worker, start_msg)->server);
+}
+
 static int worker_init(struct worker *w, struct server *s, unsigned number, struct err *e)
 {
     w->server = s;
@@ -315,7 +358,7 @@ void server_start(const struct server_options *o, struct server_starting *starti
             return;
         }
     }
-    s->workers[0].start_msg.run = worker_start;
+    s->workers[0].start_msg.run = probe_first;
     loop_post(o->loops[0].loop, &s->workers[0].start_msg);
 }
 

@@ -251,15 +251,15 @@ static int stopping_error(struct err *e)
     return err_set(e, ERR_CANCELLED, "the server is stopping; try again when it is back");
 }
 
-/* While the server stops: a stream that has used up its credit could not go on, since nothing new is taken. */
+/* While the server stops: a stream that has used up its credit could not go on, since nothing new is taken.
+ */
 static void wind_down(struct session *s)
 {
     struct err e = {0};
     if (!s->w->stopping)
         return;
     (void)stopping_error(&e);
-    list_for_each_safe(l, &s->requests)
-    {
+    list_for_each_safe (l, &s->requests) {
         struct request *r = container_of(l, struct request, link);
         if (stream_waits_for_credit(r))
             r->cancel(r, &e);

@@ -77,6 +77,8 @@ struct server {
     bool hurried;
     struct err start_err;
     struct loop_msg start_msg;
+    struct io_op probe_op;
+    size_t probed;                   /* addresses found free */
     struct tenants_refresh *refresh; /* of the tenants' weights, in flight */
     bool refresh_again;
     _Atomic uint32_t session_count;
