@@ -130,25 +130,38 @@ static uint32_t best_window(const uint32_t hist[256], unsigned k, uint8_t *base)
     return best;
 }
 
-/* Cheapest bits for `left` bytes of a histogram in at most `depth` tiers; fills tier[]. `toll` is what
- * another tier must gain to be worth its time. */
+/* Cheapest bits for `left` bytes of a histogram in at most `depth` tiers, if below `limit`; fills tier[].
+ * `toll` is what another tier must gain to be worth its time. What cannot get below the limit is not looked
+ * into: each byte costs k bits here, and each that is left over a bit at least. */
 static uint64_t plan_search(const uint32_t hist[256], uint64_t left, unsigned depth, uint64_t toll,
-                            struct tier tier[], uint8_t *tiers)
+                            uint64_t limit, struct tier tier[], uint8_t *tiers)
 {
-    uint64_t best = 8 * left;
+    static const uint8_t likely[TIER_BITS_MAX] = {2, 3, 1, 4,
+                                                  5, 6, 7}; /* a good plan early spares the others */
+    uint64_t best = 8 * left < limit ? 8 * left : limit;
     *tiers = 0;
-    for (unsigned k = 1; depth > 0 && k <= TIER_BITS_MAX && k * left + toll < best; k++) {
+    for (unsigned i = 0; depth > 0 && i < TIER_BITS_MAX; i++) {
         struct tier below[TIERS_MAX];
-        uint8_t base, more;
+        unsigned k = likely[i];
+        uint8_t base, more = 0;
         uint32_t rest[256];
-        uint64_t here = best_window(hist, k, &base);
-        memcpy(rest, hist, sizeof rest);
-        for (unsigned i = 0; i < (1u << k) - 1; i++)
-            rest[(base + i) & 255] = 0;
-        uint64_t cost = k * left + toll + plan_search(rest, left - here, depth - 1, toll, below, &more);
-        if (cost >= best)
+        uint64_t here = k * left + toll;
+        if (here >= best)
             continue;
-        best = cost;
+        uint64_t gone = left - best_window(hist, k, &base);
+        if (here + (depth > 1 ? gone : 8 * gone) >= best)
+            continue;
+        if (depth > 1 && gone > 0) {
+            memcpy(rest, hist, sizeof rest);
+            for (unsigned v = 0; v < (1u << k) - 1; v++)
+                rest[(base + v) & 255] = 0;
+            here += plan_search(rest, gone, depth - 1, toll, best - here, below, &more);
+        } else {
+            here += 8 * gone;
+        }
+        if (here >= best)
+            continue;
+        best = here;
         tier[0] = (struct tier){(uint8_t)k, base};
         memcpy(tier + 1, below, more * sizeof *below);
         *tiers = (uint8_t)(more + 1);
@@ -177,15 +190,15 @@ static void plane_choose(struct plane_plan *p, const uint8_t *values, uint32_t n
         p->bits = 0;
         return;
     }
+    double bits = entropy_bits(hist, n);
+    if (bits >= 7.8) /* noise: no code can help */
+        return;
     if (dense) {
-        double bits = entropy_bits(hist, n);
-        if (bits < 7.8) {
-            p->kind = KIND_ZSTD;
-            p->bits = bits > 1 ? bits : 1; /* Huffman gives no code less than a bit */
-        }
+        p->kind = KIND_ZSTD;
+        p->bits = bits > 1 ? bits : 1; /* Huffman gives no code less than a bit */
         return;
     }
-    double bits = (double)plan_search(hist, n, PLAN_TIERS_MAX, n / 16, p->tier, &p->tiers) / n;
+    bits = (double)plan_search(hist, n, PLAN_TIERS_MAX, n / 16, UINT64_MAX, p->tier, &p->tiers) / n;
     if (p->tiers > 0 && bits < 7.7) {
         p->kind = KIND_TIERS;
         p->bits = bits;
@@ -237,7 +250,7 @@ static void constant_confirm(struct plane_plan *p, const uint8_t *values, size_t
     for (size_t i = 0; i < n; i++)
         hist[values[i]]++;
     p->kind = KIND_TIERS;
-    (void)plan_search(hist, n, PLAN_TIERS_MAX, n / 64, p->tier, &p->tiers);
+    (void)plan_search(hist, n, PLAN_TIERS_MAX, n / 64, UINT64_MAX, p->tier, &p->tiers);
 }
 
 /* Writes the body of a plane in tiers; its bytes, or 0 if they are more than room. */
@@ -306,8 +319,8 @@ size_t planes_encode(struct planes_state *s, const uint8_t *plain, size_t n, uin
 {
     size_t elements = n / s->width, raw = 0, others = 0;
     uint8_t *planes[PLANES_MAX];
-    /* Kinds as the probe saw them fix where raw planes go; a constant that turns out not to be one may grow
-     * the head, so the longest head is left room for, and the bodies are moved up in that rare case. */
+    /* Kinds as the probe saw them fix where raw planes go. A constant that turns out not to be one makes the
+     * head longer: in that rare case the bodies are moved up at the end. */
     size_t head = head_bytes(s);
     if (head >= n)
         return 0;
