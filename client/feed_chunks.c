@@ -12,13 +12,22 @@
 
 #include "client/feed_private.h"
 
-#define FULL_BYTES       ((size_t)CHUNK_STORED_BYTES_MAX)
-#define FULL_FROM        (1u << 20) /* buffers larger than that are all of one size, so that they can be reused */
 #define FETCH_CHUNKS_MAX 256u
+
+/* Buffers above 64 KiB come in sizes of 2^k + 4 KiB, which fits a chunk's plain bytes and what sealing adds,
+ * and are used again: fresh memory costs more than decoding into it. */
+static unsigned class_of(size_t n)
+{
+    unsigned class = 0;
+    while (class < FEED_CHUNK_CLASSES && ((size_t)FEED_CHUNK_SMALL << class) + BLOCK_BYTES < n)
+        class ++;
+    check(class < FEED_CHUNK_CLASSES);
+    return class;
+}
 
 static size_t buffer_cost(size_t n)
 {
-    return n > FULL_FROM ? FULL_BYTES : n;
+    return n <= FEED_CHUNK_SMALL ? n : ((size_t)FEED_CHUNK_SMALL << class_of(n)) + BLOCK_BYTES;
 }
 
 /* With the lock held. NULL only if n is 0 or memory is out. */
@@ -26,13 +35,14 @@ static uint8_t *buffer_take(struct larder_feed *f, size_t n)
 {
     if (n == 0)
         return NULL;
-    uint8_t *p = NULL;
-    for (unsigned i = 0; n > FULL_FROM && !p && i < sizeof f->spare / sizeof f->spare[0]; i++) {
-        p = f->spare[i];
-        f->spare[i] = NULL;
-    }
-    if (!p)
+    struct feed_spare **head = n > FEED_CHUNK_SMALL ? &f->spare[class_of(n)] : NULL;
+    void *p = head ? *head : NULL;
+    if (p) {
+        *head = (*head)->next;
+        f->spare_bytes -= buffer_cost(n);
+    } else {
         p = malloc(buffer_cost(n));
+    }
     if (p)
         f->chunk_bytes += buffer_cost(n);
     return p;
@@ -42,14 +52,27 @@ static void buffer_give(struct larder_feed *f, uint8_t *p, size_t n)
 {
     if (!p)
         return;
-    f->chunk_bytes -= buffer_cost(n);
-    for (unsigned i = 0; n > FULL_FROM && i < sizeof f->spare / sizeof f->spare[0]; i++) {
-        if (!f->spare[i]) {
-            f->spare[i] = p;
-            return;
-        }
+    size_t cost = buffer_cost(n);
+    f->chunk_bytes -= cost;
+    if (n <= FEED_CHUNK_SMALL || f->spare_bytes + cost > f->chunk_bytes_max / 4) {
+        free(p);
+        return;
     }
-    free(p);
+    struct feed_spare *s = (struct feed_spare *)p, **head = &f->spare[class_of(n)];
+    s->next = *head;
+    *head = s;
+    f->spare_bytes += cost;
+}
+
+static void spares_free(struct larder_feed *f)
+{
+    for (unsigned i = 0; i < FEED_CHUNK_CLASSES; i++) {
+        for (struct feed_spare *s = f->spare[i], *next; s; s = next) {
+            next = s->next;
+            free(s);
+        }
+        f->spare[i] = NULL;
+    }
 }
 
 static struct list *bucket_of(struct larder_feed *f, uint32_t shard, uint32_t number)
@@ -84,10 +107,7 @@ void feed_chunks_free(struct larder_feed *f)
     for (unsigned i = 0; i < FEED_CHUNK_BUCKETS; i++)
         for (struct list *it; (it = list_pop(&f->buckets[i]));)
             chunk_free(f, container_of(it, struct feed_chunk, bucket));
-    for (unsigned i = 0; i < sizeof f->spare / sizeof f->spare[0]; i++) {
-        free(f->spare[i]);
-        f->spare[i] = NULL;
-    }
+    spares_free(f);
 }
 
 /* With the lock held. */

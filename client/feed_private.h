@@ -8,7 +8,8 @@
  *
  * Memory: depth_bytes of pinned memory for the samples of batches ahead and of those the consumer holds
  * (feed_arena.h); for imported datasets as much again, at least 16 MiB, for chunks on their way and decoded
- * ones that may be wanted again (feed_chunks.c); beside them descriptions of batches and sample indexes.
+ * ones that may be wanted again, and up to a quarter of that in spare buffers (feed_chunks.c); beside them
+ * descriptions of batches and sample indexes.
  *
  * One lock guards everything that more than one of them touches. It is taken before the dataset's locks and
  * those of connections, and held only for bookkeeping: no copying, decoding or asking happens under it.
@@ -32,6 +33,12 @@
 #define FEED_RENEWALS_MAX    4u
 #define FEED_CHUNK_BUCKETS   256u
 #define FEED_CHUNK_BYTES_MIN (16u << 20)
+#define FEED_CHUNK_SMALL     (64u << 10) /* buffers above have sizes of their own, see feed_chunks.c */
+#define FEED_CHUNK_CLASSES   7u
+
+struct feed_spare {
+    struct feed_spare *next;
+};
 
 struct larder_batch {
     struct list link; /* feed.batches until handed out */
@@ -130,7 +137,8 @@ struct larder_feed {
     struct list buckets[FEED_CHUNK_BUCKETS];
     struct list unused;
     uint64_t chunk_bytes, chunk_bytes_max;
-    uint8_t *spare[4]; /* buffers of full chunks, to be used again */
+    struct feed_spare *spare[FEED_CHUNK_CLASSES]; /* buffers to be used again, by size */
+    uint64_t spare_bytes;
     struct list decode, retries;
 
     uint64_t epoch, position; /* after the last batch handed out */
