@@ -78,6 +78,7 @@ struct task {
     uint64_t began_ms;
     bool cancelled;
     bool joining;        /* counted in joins_waiting */
+    bool lent;           /* op->reply is with the caller until it continues the stream */
     struct latch *latch; /* held */
     struct task_io *io;
     struct tenant *tenant;

@@ -652,6 +652,11 @@ static void tenant_listed(struct backend_op *op)
         else
             free(name);
     }
+    if (kept == 0 && r->objects.count > 0) {
+        struct err why = {0};
+        err_set(&why, ERR_CORRUPT, "the record of the tenant is missing, its other objects are skipped");
+        store_report_damaged(r->s, r->name, &why);
+    }
     r->objects.count = kept;
     each(r, each_tenant, tenant_read);
 }

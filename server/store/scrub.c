@@ -87,7 +87,7 @@ static void tell(struct task *t)
     const struct scrub *x = t->own;
     if (!scrub_goes_on(t))
         return;
-    t->waiting = true; /* until scrub_continue */
+    t->waiting = t->lent = true; /* until scrub_continue */
     t->then = x->after_item;
     t->op->more(t->op);
 }
@@ -135,7 +135,8 @@ static void item(struct task *t, uint32_t chunk, uint64_t offset, uint64_t bytes
 
 void scrub_continue(struct task *t)
 {
-    check(t->waiting);
+    check(t->lent);
+    t->lent = false;
     buf_free(&t->op->reply);
     t->op->reply.max = PAYLOAD_MAX;
     task_later(t, t->then);

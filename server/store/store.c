@@ -71,8 +71,9 @@ void store_submit(struct store *s, struct store_op *op)
 void store_continue(struct store *s, struct store_op *op)
 {
     struct task *t = op->state;
-    check(op->store == s && t && op->opcode == OP_SCRUB);
-    scrub_continue(t);
+    check(op->store == s && op->opcode == OP_SCRUB);
+    if (t) /* else it was cancelled meanwhile; done is on its way */
+        scrub_continue(t);
 }
 
 void store_cancel(struct store *s, struct store_op *op)

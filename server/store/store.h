@@ -68,7 +68,8 @@ struct store_op {
     size_t payload_bytes;
     uint64_t deadline_at_ms; /* loop time; 0: none */
     /* One frame of a streamed answer (scrub) is in op->reply; call store_continue when it has gone. The last
-     * frame comes with done, and is empty. */
+     * frame comes with done, and is empty. reply is the caller's from more to store_continue, also if the
+     * request is cancelled meanwhile. */
     void (*more)(struct store_op *op);
     void (*done)(struct store_op *op);
     /* The answer: reply's bytes if err.class is ERR_NONE. The caller frees reply. */

@@ -19,10 +19,11 @@ void store_turn_soon(struct store *s)
     }
 }
 
-static void op_finish(struct store *s, struct store_op *op)
+/* lent: a frame of a stream is still with the caller, perhaps on another thread. */
+static void op_finish(struct store *s, struct store_op *op, bool lent)
 {
     op->state = NULL;
-    if (op->err.class != ERR_NONE)
+    if (op->err.class != ERR_NONE && !lent)
         buf_free(&op->reply);
     list_del(&op->link);
     list_add_tail(&s->finished, &op->link);
@@ -53,7 +54,7 @@ struct task *task_start(struct store *s, struct store_op *op, bool with_io)
     if (!t) {
         if (op) {
             err_set(&op->err, ERR_NO_MEMORY, "the server has no memory for the request; try again later");
-            op_finish(s, op);
+            op_finish(s, op, false);
         }
         return NULL;
     }
@@ -87,7 +88,7 @@ void task_end(struct task *t)
         metric_add(METRIC_joins_waiting, -1);
     if (t->op) {
         loop_timer_clear(s->o.loop, &t->op->timer);
-        op_finish(s, t->op);
+        op_finish(s, t->op, t->lent);
     }
     buf_free(&t->buf);
     if (t->own)
@@ -227,7 +228,8 @@ static void op_done(struct backend_op *b)
 {
     struct task_io *io = container_of(b, struct task_io, op);
     struct task *t = io->task;
-    if (b->result < 0 && io->changing && (b->err.class == ERR_IO || b->err.class == ERR_NONE))
+    if (b->result < 0 && io->changing &&
+        (b->err.class == ERR_IO || b->err.class == ERR_READ_ONLY || b->err.class == ERR_NONE))
         store_turn_read_only(t->s, b->err.class ? b->err.text : io->name);
     t->then(t);
 }
