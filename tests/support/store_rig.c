@@ -12,6 +12,8 @@
 #include "server/io/ring.h"
 #include "tests/support/folder.h"
 
+#define SIM_EVENTS_MAX 2000000u
+
 static void die(const char *what, const struct err *e)
 {
     fprintf(stderr, "store rig: %s: %s\n", what, e ? e->text : "");
@@ -63,9 +65,30 @@ static void until_on_ring(struct store_rig *r, bool (*holds)(void *arg), void *a
         die("running the loop", &e);
 }
 
+/* In the simulator; the power fails once crash_after events have been run. */
+static void until_on_sim(struct store_rig *r, bool (*holds)(void *arg), void *arg)
+{
+    while (!holds(arg)) {
+        uint64_t most = r->crash_after && !r->crashed ? r->crash_after : SIM_EVENTS_MAX;
+        uint64_t ran = sim_run(r->sim, holds, arg, most);
+        r->events += ran;
+        if (r->crash_after && !r->crashed && (r->crash_after -= ran) == 0) {
+            sim_crash(r->sim, 0);
+            r->crashed = true;
+        } else if (!holds(arg)) {
+            die(ran == most ? "the simulation does not end"
+                            : "nothing is left to do, and what was waited for has not come",
+                NULL);
+        }
+    }
+}
+
 void store_rig_until(struct store_rig *r, bool (*holds)(void *arg), void *arg)
 {
-    until_on_ring(r, holds, arg);
+    if (r->kind == STORE_ON_SIM)
+        until_on_sim(r, holds, arg);
+    else
+        until_on_ring(r, holds, arg);
 }
 
 struct sleeper {
@@ -119,12 +142,20 @@ void store_rig_open(struct store_rig *r, enum store_rig_kind kind, uint64_t seed
     r->random = seed * 0x9e3779b97f4a7c15ull + 1;
     r->tenant = "acme";
     r->role = ROLE_ADMIN;
-    struct ring_options o = {0};
-    if (ring_create(&o, &r->loop, &e) < 0)
-        die("no loop", &e);
-    loop_stop(r->loop); /* loop_run returns whenever nothing is pending */
-    folder_make(r->folder, sizeof r->folder);
-    check(socketpair(AF_UNIX, SOCK_STREAM, 0, r->anchor) == 0);
+    if (kind == STORE_ON_SIM) {
+        struct sim_options o = {.seed = seed, .faults = {.lose_unsynced = true}};
+        r->sim = sim_create(&o);
+        check(r->sim);
+        r->loop = sim_loop(r->sim, 0);
+        snprintf(r->folder, sizeof r->folder, "/store");
+    } else {
+        struct ring_options o = {0};
+        if (ring_create(&o, &r->loop, &e) < 0)
+            die("no loop", &e);
+        loop_stop(r->loop); /* loop_run returns whenever nothing is pending */
+        folder_make(r->folder, sizeof r->folder);
+        check(socketpair(AF_UNIX, SOCK_STREAM, 0, r->anchor) == 0);
+    }
     if (kind == STORE_ON_MEMORY)
         check((r->disk = memory_disk_create(1ull << 30)));
     r->options = (struct store_options){
@@ -143,6 +174,10 @@ void store_rig_close(struct store_rig *r)
         store_rig_stop(r);
     memory_disk_unref(r->disk);
     loop_destroy(r->loop);
+    if (r->sim) {
+        sim_destroy(r->sim);
+        return;
+    }
     folder_remove(r->folder);
     close(r->anchor[0]);
     close(r->anchor[1]);
@@ -217,10 +252,26 @@ bool store_rig_start(struct store_rig *r)
 void store_rig_stop(struct store_rig *r)
 {
     bool done = false;
-    store_close(r->store, rig_set_flag, &done);
-    store_rig_until(r, rig_flag_set, &done);
-    r->store = NULL;
-    backend_stop(r);
+    if (r->store) {
+        store_close(r->store, rig_set_flag, &done);
+        store_rig_until(r, rig_flag_set, &done);
+        r->store = NULL;
+    }
+    if (r->backend)
+        backend_stop(r);
+}
+
+bool store_rig_power_on(struct store_rig *r)
+{
+    if (!r->crashed)
+        sim_crash(r->sim, 0);
+    r->crashed = true;
+    store_rig_stop(r);
+    loop_destroy(r->loop);
+    r->loop = sim_loop(r->sim, 0);
+    r->crashed = false;
+    r->crash_after = 0;
+    return store_rig_start(r);
 }
 
 /* ---- calls ---- */

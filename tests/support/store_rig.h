@@ -1,18 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A store to test on, over memory or a real folder, and what clients do to it: requests that are waited for,
- * and whole parts written with chunks of random bytes.
+ * A store to test on, over memory, a real folder or a simulated disk, and what clients do to it: requests
+ * that are waited for, and whole parts written with chunks of random bytes.
  */
 #ifndef LARDER_TEST_STORE_RIG_H
 #define LARDER_TEST_STORE_RIG_H
 
+#include "server/io/sim.h"
 #include "server/store/store.h"
 
-enum store_rig_kind { STORE_ON_MEMORY, STORE_ON_FOLDER };
+enum store_rig_kind { STORE_ON_MEMORY, STORE_ON_FOLDER, STORE_ON_SIM };
 
 struct store_rig {
     enum store_rig_kind kind;
     struct loop *loop;
+    struct sim *sim;
+    uint64_t events;      /* run in the simulator so far */
+    uint64_t crash_after; /* so many more events; 0: never */
+    bool crashed;
     struct memory_disk *disk;
     struct backend *backend;
     struct store *store;
@@ -30,6 +35,8 @@ void store_rig_close(struct store_rig *r);
 /* Backend and store; false: r->err. */
 bool store_rig_start(struct store_rig *r);
 void store_rig_stop(struct store_rig *r);
+/* Power fails, if it has not yet, and comes back; false: r->err. */
+bool store_rig_power_on(struct store_rig *r);
 /* Runs the loop until the condition holds; aborts if that takes longer than a minute. */
 void store_rig_until(struct store_rig *r, bool (*holds)(void *arg), void *arg);
 void rig_set_flag(void *flag); /* for callbacks */

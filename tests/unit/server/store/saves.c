@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Goal: a save is one thing: all ranks hear durable, or all hear why not. Method: requests as clients send
- * them, to a store over memory, with the whole of joins, checks, verdicts, aborts, fences and late ranks.
+ * them, to a store on the simulator, with the whole of joins, checks, verdicts, aborts, fences and late
+ * ranks.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +20,7 @@ static struct id run, attempt;
 static int setup(void **state)
 {
     (void)state;
-    store_rig_open(&rig, STORE_ON_MEMORY, 11);
+    store_rig_open(&rig, STORE_ON_SIM, 11); /* its clock only moves when nothing else happens */
     if (!store_rig_start(&rig))
         return -1;
     attempt = store_rig_id(&rig);
