@@ -40,9 +40,9 @@ SERVER := $(call objects,$(filter-out server/main.c,$(call sources,server)))
 TOOLS := $(call objects,$(wildcard tools/*.c))
 SUPPORT := $(call objects,$(wildcard tests/support/*.c))
 UNIT := $(patsubst %.c,$(BUILD)/%,$(call sources,tests/unit tests/fault))
-DEMO := $(patsubst %.c,$(BUILD)/%,$(wildcard tools/demo/*.c))
-PROGRAMS := $(if $(wildcard server/main.c),$(BUILD)/larderd) $(if $(wildcard tools/larder.c),$(BUILD)/larder) \
-            $(if $(wildcard client/larder.map),$(BUILD)/liblarder.so) $(DEMO)
+DEMO := $(call objects,$(wildcard tools/demo/*.c))
+PROGRAMS := $(if $(wildcard server/main.c),$(BUILD)/larderd) \
+            $(if $(wildcard client/larder.map),$(BUILD)/liblarder.so $(BUILD)/larder $(BUILD)/larder-demo)
 
 .PHONY: all check demo bench fuzz sim tidy install uninstall deps clean help tests
 .SUFFIXES:
@@ -80,10 +80,11 @@ $(BUILD)/larder: $(TOOLS) $(FORMAT) $(BUILD)/liblarder.so
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $(filter %.o,$^) -o $@ -L$(BUILD) -llarder -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../$(MULTIARCH)' $(FORMAT_LIBS) -lm
 
-$(BUILD)/tools/demo/%: $(BUILD)/obj/tools/demo/%.o $(BUILD)/liblarder.so
+# The trainer's results must not depend on how the compiler contracts products and sums.
+$(DEMO): CFLAGS += -O3 -ffp-contract=off
+$(BUILD)/larder-demo: $(DEMO) $(FORMAT) $(BUILD)/liblarder.so
 	$(call say,LINK,$@)
-	$(Q)mkdir -p $(@D)
-	$(Q)$(LINK) $< -o $@ -L$(BUILD) -llarder -Wl,-rpath,'$$ORIGIN/../..' -lcrypto -lm
+	$(Q)$(LINK) $(filter %.o,$^) -o $@ -L$(BUILD) -llarder -Wl,-rpath,'$$ORIGIN' $(FORMAT_LIBS) -lm
 
 # Every file below tests/unit and tests/fault is a program of its own; it may use every layer.
 $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(SUPPORT) $(SERVER) $(CLIENT) $(GPUDIRECT) $(FORMAT)
@@ -123,6 +124,37 @@ fuzz: fuzz-deps $(FUZZERS)
 tidy:
 	$(Q)tools/deps $(TIDY_PACKAGES)
 	$(Q)tests/tidy/run
+
+# Trains, kills a rank in the middle of a save, resumes on more ranks, and compares the weights.
+demo: all
+	$(Q)tools/demo/run $(BUILD)
+
+# What this machine can do, and how near larder comes. BENCH_ARGS: for save and restore, such as --bytes 2G.
+bench: all
+	$(Q)for what in limits codec "save $(BENCH_ARGS)" "restore $(BENCH_ARGS)"; do \
+	    echo "larder bench $$what" && $(BUILD)/larder bench $$what && echo || exit 1; done
+
+MANUALS := $(wildcard tools/*.[158] server/*.[158] client/*.[158])
+VERSION = $(shell sed -n 's/.*LARDER_VERSION_STRING *"\(.*\)"/\1/p' format/version.h)
+install: all
+	$(Q)install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(PREFIX)/sbin' '$(DESTDIR)$(PREFIX)/include' \
+	    '$(DESTDIR)$(PREFIX)/lib/pkgconfig' $(foreach s,1 5 8,'$(DESTDIR)$(PREFIX)/share/man/man$(s)')
+	$(Q)install -m 755 $(BUILD)/larder '$(DESTDIR)$(PREFIX)/bin/larder'
+	$(Q)install -m 755 $(BUILD)/larderd '$(DESTDIR)$(PREFIX)/sbin/larderd'
+	$(Q)install -m 755 $(BUILD)/liblarder.so '$(DESTDIR)$(PREFIX)/lib/liblarder.so.0'
+	$(Q)ln -sf liblarder.so.0 '$(DESTDIR)$(PREFIX)/lib/liblarder.so'
+	$(Q)install -m 644 client/larder.h '$(DESTDIR)$(PREFIX)/include/larder.h'
+	$(Q)sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' client/larder.pc.in \
+	    >'$(DESTDIR)$(PREFIX)/lib/pkgconfig/larder.pc'
+	$(Q)for page in $(MANUALS); do \
+	    install -m 644 $$page "$(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/" || exit 1; done
+	$(Q)[ -n '$(DESTDIR)' ] || ldconfig 2>/dev/null || true
+
+uninstall:
+	$(Q)rm -f '$(DESTDIR)$(PREFIX)/bin/larder' '$(DESTDIR)$(PREFIX)/sbin/larderd' \
+	    '$(DESTDIR)$(PREFIX)/lib/liblarder.so.0' '$(DESTDIR)$(PREFIX)/lib/liblarder.so' \
+	    '$(DESTDIR)$(PREFIX)/include/larder.h' '$(DESTDIR)$(PREFIX)/lib/pkgconfig/larder.pc' \
+	    $(foreach page,$(MANUALS),'$(DESTDIR)$(PREFIX)/share/man/man$(lastword $(subst ., ,$(page)))/$(notdir $(page))')
 
 clean:
 	$(Q)rm -rf build

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""larder ckpt: save and restore of safetensors files, lists, verify, marks, prune, and damage."""
+import json
+import os
+import random
+import struct
+
+import pytest
+from conftest import (CONFLICT, CORRUPT, DAMAGE, DENIED, KEY, MISSING, OK, USAGE, WIDTHS, edited_credentials, read_safetensors,
+                      write_safetensors)
+
+
+def tensors_of(seed, scale=1):
+    """Every dtype, scalars, empty ones, odd names, one larger than a chunk."""
+    r = random.Random(seed)
+    made = {}
+    for dtype, width in WIDTHS.items():
+        shape = [3, 5 * scale]
+        made[f"layer/{dtype}"] = (dtype, shape, r.randbytes(15 * scale * width))
+    made["scalar"] = ("F32", [], struct.pack("<f", 1.5))
+    made["empty"] = ("BF16", [2, 0], b"")
+    made["../ü ~"] = ("U8", [4], b"abcd")
+    made["large"] = ("F32", [1500, 1000], bytes(1500 * 1000 * 4 // 2) + r.randbytes(1500 * 1000 * 4 // 2))
+    return made
+
+
+@pytest.fixture(scope="module")
+def saved(server, tmp_path_factory):
+    """A run with three checkpoints, of steps 10, 20, 30."""
+    folder = tmp_path_factory.mktemp("saved")
+    for step in (10, 20, 30):
+        write_safetensors(folder / f"{step}.safetensors", tensors_of(step), {"format": "pt", "step": str(step)})
+        server.larder("ckpt", "save", "run", step, folder / f"{step}.safetensors", role="writer")
+    return folder
+
+
+def test_save_and_restore(server, saved, tmp_path):
+    for step in (10, 30):
+        done = server.json("ckpt", "restore", "run", step, tmp_path / f"{step}.safetensors", role="reader")
+        assert done["step"] == step and done["tensors"] == len(tensors_of(step))
+        tensors, metadata = read_safetensors(tmp_path / f"{step}.safetensors")
+        assert tensors == tensors_of(step)
+        assert list(tensors) == list(tensors_of(step)), "the order of the data is kept"
+        assert metadata == {"format": "pt", "step": str(step)}
+    server.larder("ckpt", "restore", "run", tmp_path / "latest.safetensors")
+    assert (tmp_path / "latest.safetensors").read_bytes() == (tmp_path / "30.safetensors").read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["10.safetensors", "30.safetensors", "latest.safetensors"]
+
+
+def test_restore_does_not_overwrite(server, saved, tmp_path):
+    out = tmp_path / "out.safetensors"
+    out.write_text("mine")
+    done = server.larder("ckpt", "restore", "run", out, status=CONFLICT)
+    assert out.read_text() == "mine" and "--force" in done.stderr
+    server.larder("ckpt", "restore", "run", out, "--force")
+    assert read_safetensors(out)[0] == tensors_of(30)
+
+
+def test_restore_part(server, saved, tmp_path):
+    server.larder("ckpt", "restore", "run", tmp_path / "o.safetensors", "--prefix", "layer/F")
+    got, _ = read_safetensors(tmp_path / "o.safetensors")
+    assert got == {k: v for k, v in tensors_of(30).items() if k.startswith("layer/F")}
+    done = server.larder("ckpt", "restore", "run", tmp_path / "p.safetensors", "--prefix", "nope", status=MISSING)
+    assert "nope" in done.stderr and not (tmp_path / "p.safetensors").exists()
+
+
+def test_sharded_files_with_index(server, tmp_path):
+    parts = {"model-1-of-2.safetensors": {"a": ("F32", [2], struct.pack("<2f", 1, 2)), "b": ("U8", [3], b"xyz")},
+             "model-2-of-2.safetensors": {"c": ("BF16", [1, 2], b"\x80\x3f\x00\x40")}}
+    for name, tensors in parts.items():
+        write_safetensors(tmp_path / name, tensors, {"format": "pt"})
+    index = {"metadata": {"total_size": 15}, "weight_map": {t: name for name, ts in parts.items() for t in ts}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    server.larder("ckpt", "save", "sharded", 1, tmp_path / "model.safetensors.index.json")
+
+    (tmp_path / "out").mkdir()
+    done = server.json("ckpt", "restore", "sharded", tmp_path / "out/model.safetensors.index.json")
+    assert len(done["files"]) == 2
+    for name, tensors in parts.items():
+        assert read_safetensors(tmp_path / "out" / name) == (tensors, {"format": "pt"})
+    assert json.loads((tmp_path / "out/model.safetensors.index.json").read_text()) == index
+    server.larder("ckpt", "restore", "sharded", tmp_path / "one.safetensors")
+    assert read_safetensors(tmp_path / "one.safetensors")[0] == {t: v for ts in parts.values() for t, v in ts.items()}
+
+    index["weight_map"]["c"] = "../../etc/passwd"
+    (tmp_path / "bad.safetensors.index.json").write_text(json.dumps(index))
+    done = server.larder("ckpt", "save", "sharded", 2, tmp_path / "bad.safetensors.index.json", status=CORRUPT)
+    assert '"c"' in done.stderr
+    index["weight_map"]["c"] = "model-1-of-2.safetensors"
+    (tmp_path / "bad.safetensors.index.json").write_text(json.dumps(index))
+    server.larder("ckpt", "save", "sharded", 2, tmp_path / "bad.safetensors.index.json", status=CORRUPT)
+    assert [c["step"] for c in server.json("ckpt", "ls", "sharded") if c["state"] == "good"] == [1]
+
+
+def header(text):
+    raw = text if isinstance(text, bytes) else json.dumps(text).encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+@pytest.mark.parametrize("name, content", [
+    ("empty", b""), ("short", b"\x01\x02"), ("endless header", struct.pack("<Q", 1 << 62) + b"{}"),
+    ("cut header", struct.pack("<Q", 100) + b"{}"), ("not JSON", header(b"{nope}")),
+    ("beyond the end", header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}) + b"abcd"),
+    ("hole", header({"a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}) + b"ab"),
+    ("overlap", header({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]},
+                        "b": {"dtype": "U8", "shape": [2], "data_offsets": [1, 3]}}) + b"abc"),
+    ("unknown dtype", header({"a": {"dtype": "Q7", "shape": [1], "data_offsets": [0, 1]}}) + b"a"),
+    ("shape and bytes differ", header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}) + b"abcd"),
+    ("twice", header(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],'
+                     b'"data_offsets":[1,2]}}') + b"ab"),
+    ("data left over", header({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}) + b"abc"),
+])
+def test_bad_safetensors(server, tmp_path, name, content):
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(content)
+    done = server.larder("ckpt", "save", "bad", 1, path, status=CORRUPT)
+    assert "bad.safetensors" in done.stderr, f"{name}: the file is named"
+
+
+def test_one_tensor_in_two_files(server, tmp_path):
+    for name in "ab":
+        write_safetensors(tmp_path / f"{name}.safetensors", {"t": ("U8", [1], b"x")})
+    done = server.larder("ckpt", "save", "bad", 1, tmp_path / "a.safetensors", tmp_path / "b.safetensors", status=CORRUPT)
+    assert '"t"' in done.stderr
+
+
+def test_missing_things(server, saved, tmp_path):
+    server.larder("ckpt", "show", "no such run", status=MISSING)
+    server.larder("ckpt", "ls", "no such run", status=MISSING)
+    server.larder("ckpt", "show", "run", 11, status=MISSING)
+    server.larder("ckpt", "pin", "run", 11, status=MISSING)
+    server.larder("ckpt", "verify", "run", 11, status=MISSING)
+    server.larder("ckpt", "restore", "run", 11, tmp_path / "o.safetensors", status=MISSING)
+    server.larder("ckpt", "save", "run", 40, tmp_path / "absent.safetensors", status=MISSING)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ls(server, saved):
+    runs = {r["name"]: r for r in server.json("ckpt", "ls")}
+    assert runs["run"]["commits"] == 3 and runs["run"]["latest_step"] == 30 and runs["run"]["key_epoch"] == 1
+    listed = server.json("ckpt", "ls", "run")
+    assert [(c["step"], c["state"], c["world"], c["parts"]) for c in listed] == [
+        (10, "good", 1, 1), (20, "good", 1, 1), (30, "good", 1, 1)]
+    assert sorted(c["sequence"] for c in listed) == [c["sequence"] for c in listed]
+    assert all(0 < c["stored_bytes"] and c["plain_bytes"] > 6000000 for c in listed)
+    table = server.larder("ckpt", "ls", "run").stdout.splitlines()
+    assert table[0].split()[:3] == ["STEP", "SEQ", "STATE"] and len(table) == 4
+    assert "5.7 MiB" in table[1] and "ago" in table[1]
+
+
+def test_show(server, saved):
+    got = server.json("ckpt", "show", "run", 20)
+    want = tensors_of(20)
+    assert {t["name"]: (t["dtype"], t["shape"], t["bytes"]) for t in got["tensors"]} == {
+        k: (d, s, len(raw)) for k, (d, s, raw) in want.items()}
+    assert got["labels"]["source"] == "safetensors" and got["step"] == 20
+    assert server.json("ckpt", "show", "run")["step"] == 30
+    assert "large" in server.larder("ckpt", "show", "run").stdout
+
+
+@pytest.mark.parametrize("level", ["structure", "scrub", "deep"])
+def test_verify_good(server, saved, level):
+    got = server.json("ckpt", "verify", "run", "--level", level)
+    assert got["damaged"] == 0 and got["findings"] == [] and got["objects_good"] >= 3
+    got = server.json("ckpt", "verify", "run", 20, "--level", level)
+    assert got["damaged"] == 0 and got["objects_good"] >= 1
+    assert "0 damaged" in server.larder("ckpt", "verify", "--level", level).stdout
+
+
+def test_roles(server, saved, tmp_path):
+    write_safetensors(tmp_path / "t.safetensors", {"t": ("U8", [1], b"x")})
+    server.larder("ckpt", "save", "roles", 1, tmp_path / "t.safetensors", role="reader", status=DENIED)
+    server.larder("ckpt", "prune", "run", "--keep-last", 1, "--yes", role="writer", status=DENIED)
+    server.larder("ckpt", "pin", "run", 10, role="reader", status=DENIED)
+    assert len(server.json("ckpt", "ls", "run")) == 3
+
+
+def test_wrong_key(server, saved, tmp_path):
+    wrong = edited_credentials(server.credentials(), tmp_path / "wrong.json", keks=[{"epoch": 1, "key": "5a" * 32}])
+    done = server.larder("ckpt", "show", "run", credentials=wrong, status=KEY)
+    assert "key" in done.stderr
+    other = edited_credentials(server.credentials(), tmp_path / "other.json", keks=[{"epoch": 7, "key": "5a" * 32}])
+    server.larder("ckpt", "restore", "run", tmp_path / "o.safetensors", credentials=other, status=KEY)
+    assert server.json("ckpt", "ls", "run", credentials=wrong), "lists need no key"
+    assert server.json("ckpt", "verify", "run", "--level", "scrub", credentials=wrong)["damaged"] == 0
+
+
+def test_pin_mark_and_prune(server, tmp_path):
+    for step in range(1, 7):
+        write_safetensors(tmp_path / "t.safetensors", {"t": ("U32", [1], struct.pack("<I", step))})
+        server.larder("ckpt", "save", "prune", step * 10, tmp_path / "t.safetensors")
+    assert "pinned" in server.larder("ckpt", "pin", "prune", 10, "--reason", "paper", role="operator").stdout
+    server.larder("ckpt", "mark", "prune", 60, "bad", "--reason", "loss diverged", role="operator")
+    listed = {c["step"]: c for c in server.json("ckpt", "ls", "prune")}
+    assert listed[10]["pinned"] and listed[60]["state"] == "bad"
+    assert server.json("ckpt", "show", "prune")["step"] == 50, "latest passes over a bad one"
+
+    words = ["ckpt", "prune", "prune", "--keep-last", 2, "--keep-every", 30]
+    plan = server.json(*words, role="operator")
+    keep = {i["step"] for i in plan["items"] if not i["remove"]}
+    assert plan["executed"] is False and plan["removed"] == 0 and len(plan["plan"]) == 64
+    assert {10, 30, 50} <= keep and 20 not in keep and all(i["reason"] for i in plan["items"])
+    assert len(server.json("ckpt", "ls", "prune")) == 6, "a plan changes nothing"
+    text = server.larder(*words, role="operator").stdout
+    assert "pinned" in text and plan["plan"] in text and "--yes" in text
+
+    # The plan that was seen is not the one that would be carried out any more.
+    server.larder("ckpt", "pin", "prune", 20, role="operator")
+    server.larder(*words, "--yes", "--plan", plan["plan"], role="operator", status=CONFLICT)
+    assert len(server.json("ckpt", "ls", "prune")) == 6
+    server.larder("ckpt", "unpin", "prune", 20, role="operator")
+    done = server.json(*words, "--yes", "--plan", plan["plan"], role="operator")
+    assert done["executed"] and done["removed"] == done["to_remove"] == plan["to_remove"]
+    left = {c["step"] for c in server.json("ckpt", "ls", "prune") if c["state"] in ("good", "bad")}
+    assert left == keep
+    assert server.json("ckpt", "verify", "prune")["damaged"] == 0
+    server.larder(*words, "--yes", "--plan", "12", role="operator", status=USAGE)
+
+
+def test_prune_keeps_the_last_good_one(server, tmp_path):
+    write_safetensors(tmp_path / "t.safetensors", {"t": ("U8", [1], b"x")})
+    for step in (1, 2):
+        server.larder("ckpt", "save", "last", step, tmp_path / "t.safetensors")
+    server.larder("ckpt", "mark", "last", 2, "bad")
+    server.larder("ckpt", "prune", "last", "--keep-last", 1, "--yes")
+    assert 1 in [c["step"] for c in server.json("ckpt", "ls", "last")]
+    assert server.json("ckpt", "show", "last")["step"] == 1
+
+
+def test_destroy(server, tmp_path):
+    write_safetensors(tmp_path / "t.safetensors", {"t": ("U8", [1], b"x")})
+    server.larder("ckpt", "save", "gone", 1, tmp_path / "t.safetensors")
+    server.larder("ckpt", "destroy", "gone", status=USAGE)
+    server.larder("ckpt", "destroy", "gone", "--yes")
+    server.larder("ckpt", "show", "gone", status=MISSING)
+
+
+def damage_largest(folder, size):
+    """Flips bytes in the middle of a chunk of the stored segment that is larger than `size`."""
+    files = [p for p in (folder / "store").rglob("*") if p.is_file() and p.stat().st_size > size]
+    assert len(files) == 1, files
+    with open(files[0], "r+b") as f:
+        f.seek(4096 + 100)
+        was = f.read(8)
+        f.seek(4096 + 100)
+        f.write(bytes(b ^ 0x55 for b in was))
+        os.fsync(f.fileno())
+    return files[0]
+
+
+def test_damage_is_found_named_and_passed_over(own_server, tmp_path):
+    small = {"t": ("U8", [10], b"0123456789")}
+    big = {"w": ("U8", [3000000], random.Random(1).randbytes(3000000)), "t": ("U8", [10], b"0123456789")}
+    write_safetensors(tmp_path / "s.safetensors", small)
+    write_safetensors(tmp_path / "b.safetensors", big)
+    own_server.larder("ckpt", "save", "run", 1, tmp_path / "s.safetensors")
+    own_server.larder("ckpt", "save", "run", 2, tmp_path / "b.safetensors")
+    own_server.stop()
+    damage_largest(own_server.folder, 2000000)
+    own_server.start()
+
+    got = json.loads(own_server.larder("ckpt", "verify", "run", "--json", status=DAMAGE).stdout)
+    assert got["damaged"] == 1 and len(got["findings"]) == 1
+    found = got["findings"][0]
+    assert found["step"] == 2 and found["chunk"] >= 0 and found["class"] == "corrupt" and found["text"]
+    deep = json.loads(own_server.larder("ckpt", "verify", "run", "--level", "deep", "--json", status=DAMAGE).stdout)
+    assert deep["damaged"] >= 1 and any(f["tensor"] == "w" for f in deep["findings"])
+
+    done = own_server.larder("ckpt", "restore", "run", 2, tmp_path / "o.safetensors", status=DAMAGE)
+    assert "w" in done.stderr and not (tmp_path / "o.safetensors").exists()
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith("o.safetensors")], "no half file stays"
+    own_server.larder("ckpt", "restore", "run", 1, tmp_path / "o.safetensors")
+    assert read_safetensors(tmp_path / "o.safetensors")[0] == small
+
+    own_server.larder("ckpt", "verify", "run", "--mark-bad", status=DAMAGE)
+    assert own_server.json("ckpt", "show", "run")["step"] == 1, "latest passes over it"

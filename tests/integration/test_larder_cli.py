@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line itself: help everywhere, usage errors, credentials, an absent server, the manual."""
+import json
+import os
+import re
+
+import pytest
+from conftest import (CONFLICT, CORRUPT, DAMAGE, DENIED, KEY, MISSING, OK, OTHER, ROOT, SERVER, SPACE, USAGE, assert_sentence,
+                      closed_port, edited_credentials, run_larder)
+
+HELP = run_larder("--help").stdout
+COMMANDS = [m.group(1) for m in re.finditer(r"^  ([a-z]+(?: [a-z]+)?)  +\S", HELP, re.M)]
+
+
+def test_help_lists_all_commands():
+    assert len(COMMANDS) > 20 and "ckpt prune" in COMMANDS and "doctor" in COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command):
+    done = run_larder(*command.split(), "--help")
+    assert done.returncode == OK and done.stderr == ""
+    assert done.stdout.startswith(f"usage: larder {command}")
+    assert all(len(line) <= 120 for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_refuses_an_unknown_option(command):
+    done = run_larder(*command.split(), "--no-such-option")
+    assert done.returncode == USAGE
+    assert_sentence(done.stderr)
+    assert "--no-such-option" in done.stderr and "--help" in done.stderr
+
+
+def test_groups_have_help():
+    for group in {c.split()[0] for c in COMMANDS if " " in c}:
+        done = run_larder(group, "--help")
+        assert done.returncode == OK and f"{group} " in done.stdout
+        assert run_larder(group).returncode == USAGE
+        assert run_larder(group, "nonsense").returncode == USAGE
+
+
+@pytest.mark.parametrize("words", [
+    ["nonsense"], ["ckpt", "ls", "a", "b"], ["ckpt", "show"], ["ckpt", "prune", "r"], ["ckpt", "pin", "r"],
+    ["ckpt", "pin", "r", "x"], ["ckpt", "show", "r", "-3"], ["ckpt", "verify", "--level", "hard"],
+    ["ckpt", "prune", "r", "--keep-last", "3x"], ["ckpt", "prune", "r", "--keep-within", "7y"],
+    ["ckpt", "prune", "r", "--keep-last"], ["ckpt", "prune", "r", "--yes=1", "--keep-last", "1"],
+    ["ckpt", "destroy", "r"], ["ckpt", "restore", "r", "out.bin"], ["ckpt", "mark", "r", "1", "odd"],
+    ["dataset", "import", "d"], ["dataset", "import", "d", "f", "--format", "zip"],
+    ["dataset", "import", "d", "f", "--format", "records"], ["tenant", "add", "acme"],
+    ["tenant", "add", "Acme!", "--ca", "x"], ["tenant", "add", "acme", "--ca", "x", "--role", "king"],
+    ["bench", "save", "--ranks", "0"], ["bench", "codec", "--bytes", "1"], ["bench", "limits", "--data", "odd"],
+    ["feed", "order", "d", "--seed", "abc"]])
+def test_usage_errors(words, tmp_path):
+    done = run_larder(*words, cwd=tmp_path)
+    assert done.returncode == USAGE, done.stderr
+    assert_sentence(done.stderr)
+    assert done.stdout == ""
+
+
+def test_version():
+    done = run_larder("--version")
+    text = (ROOT / "format/version.h").read_text()
+    assert done.stdout == f'larder {re.search(r"VERSION_STRING +.(.*).$", text, re.M).group(1)}\n'
+
+
+def test_without_credentials(tmp_path):
+    done = run_larder("ckpt", "ls")
+    assert done.returncode == DENIED and "LARDER_CREDENTIALS" in done.stderr
+    done = run_larder("ckpt", "ls", credentials=tmp_path / "absent.json")
+    assert done.returncode == DENIED and "absent.json" in done.stderr
+    (tmp_path / "odd.json").write_text("{]")
+    done = run_larder("status", "--credentials", tmp_path / "odd.json")
+    assert done.returncode == DENIED
+    assert_sentence(done.stderr)
+
+
+def test_server_down(server, tmp_path):
+    down = edited_credentials(server.credentials(), tmp_path / "down.json", server=f"127.0.0.1:{closed_port()}")
+    done = run_larder("ckpt", "ls", credentials=down)
+    assert done.returncode == SERVER, done.stderr
+    assert_sentence(done.stderr)
+
+
+def test_server_that_is_not_larder(server, tmp_path):
+    import socket
+    import threading
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(8)
+
+        def answer():
+            try:
+                while True:
+                    c, _ = listener.accept()
+                    c.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    c.close()
+            except OSError:
+                return
+        threading.Thread(target=answer, daemon=True).start()
+        odd = edited_credentials(server.credentials(), tmp_path / "odd.json",
+                                 server=f"127.0.0.1:{listener.getsockname()[1]}")
+        done = run_larder("status", credentials=odd)
+        listener.shutdown(socket.SHUT_RDWR)
+    assert done.returncode in (SERVER, OTHER, DENIED), done.stderr
+    assert_sentence(done.stderr)
+
+
+def test_status(server):
+    got = server.json("status")
+    assert got["tenant"] == "dev" and got["role"] == "admin" and isinstance(got["status"], dict)
+    assert "dev (admin)" in server.larder("status").stdout
+
+
+def test_doctor(server, tmp_path):
+    got = server.json("doctor", "--dir", tmp_path)
+    assert got["healthy"] is True
+    checks = {c["check"]: c for c in got["checks"]}
+    assert set(checks) == {"io_uring", "locked memory", "huge pages", "processor", "GPU", "cuFile", "disk", "credentials",
+                           "server"}
+    assert all(c["state"] in ("ok", "could be better", "absent") and c["found"] for c in checks.values())
+    assert list(tmp_path.iterdir()) == [], "the disk's test file stays"
+    os.chmod(server.credentials("reader"), 0o644)
+    got = json.loads(server.larder("doctor", "--dir", tmp_path, "--json", role="reader", status=DAMAGE).stdout)
+    os.chmod(server.credentials("reader"), 0o600)
+    assert got["healthy"] is False and "chmod 600" in {c["check"]: c for c in got["checks"]}["credentials"]["advice"]
+
+
+def test_doctor_finds_what_is_broken(server, tmp_path):
+    down = edited_credentials(server.credentials(), tmp_path / "down.json", server=f"127.0.0.1:{closed_port()}")
+    got = json.loads(server.larder("doctor", "--dir", tmp_path / "absent", "--json", credentials=down, status=DAMAGE).stdout)
+    states = {c["check"]: c["state"] for c in got["checks"]}
+    assert got["healthy"] is False and states["disk"] == "broken" and states["server"] == "broken"
+
+
+def test_manual_lists_every_command_and_status():
+    page = (ROOT / "tools/larder.1").read_text()
+    for command in COMMANDS:
+        assert f"Cm {command}" in page, command
+    status = re.search(r"\.Sh EXIT STATUS(.*?)\.Sh", page, re.S).group(1)
+    listed = [int(n) for n in re.findall(r"^\.It (\d+)", status, re.M)]
+    assert listed == [OK, DAMAGE, USAGE, MISSING, DENIED, KEY, SERVER, CORRUPT, SPACE, CONFLICT, OTHER]
+
+
+def test_output_that_cannot_be_written():
+    import subprocess
+    from conftest import LARDER
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([str(LARDER), "--help"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == OTHER and "written" in done.stderr

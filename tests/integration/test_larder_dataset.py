@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""larder dataset and larder feed: import, list, read back, order, and archives that are not whole."""
+import io
+import os
+import random
+import tarfile
+
+import pytest
+from conftest import CORRUPT, DENIED, MISSING, OK, USAGE
+
+
+def make_tar(path, samples, form=tarfile.USTAR_FORMAT):
+    """samples: list of (key, {ext: bytes})."""
+    with tarfile.open(path, "w", format=form) as tar:
+        for key, fields in samples:
+            for ext, raw in fields.items():
+                info = tarfile.TarInfo(f"{key}.{ext}")
+                info.size = len(raw)
+                tar.addfile(info, io.BytesIO(raw))
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    folder, r, paths = tmp_path_factory.mktemp("shards"), random.Random(3), []
+    for i in range(3):
+        path = folder / f"shard-{i}.tar"
+        make_tar(path, [(f"doc{i}-{k:03}", {"txt": r.randbytes(r.randrange(2000)), "cls": b"%d" % k})
+                        for k in range(10 + i)])
+        paths.append(path)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def imported(server, shards):
+    done = server.json("dataset", "import", "docs", *shards, role="writer")
+    assert done == {"dataset": "docs", "version": 1, "shards": 3}
+    return shards
+
+
+def test_ls(server, imported):
+    listed = {d["name"]: d for d in server.json("dataset", "ls")}
+    assert listed["docs"]["commits"] == 1 and not listed["docs"]["published"]
+    got = server.json("dataset", "ls", "docs")
+    assert [(s["name"], s["samples"], s["bytes"]) for s in got["shards"]] == [
+        (p.name, 10 + i, p.stat().st_size) for i, p in enumerate(imported)]
+    assert got["version"] == 1 and got["samples"] == 33 and len(got["versions"]) == 1
+    assert "shard-1.tar" in server.larder("dataset", "ls", "docs").stdout
+
+
+def test_cat(server, imported, tmp_path):
+    for path in imported:
+        done = server.larder("dataset", "cat", "docs", path.name, role="reader", binary=True)
+        assert done.stdout == path.read_bytes() and done.stderr == b""
+    raw = imported[0].read_bytes()
+    for offset, length in ((0, 1), (511, 2), (1000, 5000), (len(raw) - 3, 100), (len(raw), 5)):
+        done = server.larder("dataset", "cat", "docs", imported[0].name, "--offset", offset, "--length", length, binary=True)
+        assert done.stdout == raw[offset:offset + length]
+    server.larder("dataset", "cat", "docs", "absent.tar", status=MISSING)
+    server.larder("dataset", "cat", "absent", imported[0].name, status=MISSING)
+    server.larder("dataset", "cat", "docs", imported[0].name, "--offset", len(raw) + 1, status=USAGE)
+
+
+@pytest.mark.parametrize("level", ["structure", "scrub", "deep"])
+def test_verify(server, imported, level):
+    got = server.json("dataset", "verify", "docs", "--level", level)
+    assert got["damaged"] == 0 and got["objects_good"] >= 3
+    server.larder("dataset", "verify", "docs", "--version", 9, status=MISSING)
+
+
+def test_versions(server, shards, tmp_path):
+    server.larder("dataset", "import", "grows", shards[0])
+    server.larder("dataset", "import", "grows", shards[0], shards[1], "--labels", "why=more,by=us")
+    got = server.json("dataset", "ls", "grows")
+    assert got["version"] == 2 and len(got["shards"]) == 2 and [v["version"] for v in got["versions"]] == [1, 2]
+    assert "why=more" in got["versions"][1]["labels"]
+    assert len(server.json("dataset", "ls", "grows", "--version", 1)["shards"]) == 1
+    server.larder("dataset", "prune", "grows", "--keep-last", 1, "--yes", role="operator")
+    assert [v["version"] for v in server.json("dataset", "ls", "grows")["versions"]] == [2]
+    assert server.larder("dataset", "cat", "grows", shards[1].name, binary=True).stdout == shards[1].read_bytes()
+
+
+def test_other_formats(server, tmp_path):
+    records = tmp_path / "tokens.bin"
+    records.write_bytes(random.Random(5).randbytes(40 * 128))
+    server.larder("dataset", "import", "records", records, "--format", "records", "--record-bytes", 128)
+    assert server.json("dataset", "ls", "records")["samples"] == 40
+    server.larder("dataset", "import", "whole", records, "--format", "whole")
+    assert server.json("dataset", "ls", "whole")["samples"] == 1
+    done = server.larder("dataset", "import", "odd", records, "--format", "records", "--record-bytes", 1000, status=CORRUPT)
+    assert "tokens.bin" in done.stderr
+    for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        path = tmp_path / f"f{form}.tar"
+        make_tar(path, [("k" * 150 + str(i), {"txt": b"x" * i}) for i in range(5)], form)
+        server.larder("dataset", "import", f"form{form}", path)
+        assert server.json("dataset", "ls", f"form{form}")["samples"] == 5
+    empty = tmp_path / "empty.tar"
+    make_tar(empty, [])
+    server.larder("dataset", "import", "empty", empty, "--format", "tar")
+    assert server.json("dataset", "ls", "empty")["samples"] == 0
+
+
+@pytest.mark.parametrize("cut", ["inside a header", "inside data", "at a header", "nothing"])
+def test_cut_tar(server, tmp_path, cut):
+    path = tmp_path / "cut.tar"
+    make_tar(path, [("a", {"txt": b"x" * 3000}), ("b", {"txt": b"y" * 3000})])
+    keep = {"inside a header": 512 + 3072 + 100, "inside data": 512 + 3072 + 512 + 1000, "at a header": 512 + 3072,
+            "nothing": 0}[cut]
+    os.truncate(path, keep)
+    done = server.larder("dataset", "import", "cut", path, "--format", "tar", status=CORRUPT)
+    assert "cut.tar" in done.stderr
+    server.larder("dataset", "ls", "cut", status=MISSING)
+
+
+def test_refused(server, shards, tmp_path):
+    server.larder("dataset", "import", "x", tmp_path / "absent.tar", status=MISSING)
+    server.larder("dataset", "import", "x", shards[0], role="reader", status=DENIED)
+    server.larder("dataset", "import", "odd\nname", shards[0], status=USAGE)
+    server.larder("dataset", "ls", "x", status=MISSING)
+
+
+def test_order(server, imported):
+    """Every sample once an epoch; another epoch or seed gives another order; the same asks give the same."""
+    def order(*more):
+        got = server.json("feed", "order", "docs", "--count", 100, *more)
+        assert got["samples"] == 33 and [p["position"] for p in got["order"]] == list(range(33))
+        return [(p["name"], p["sample"]) for p in got["order"]]
+    everything = sorted((p.name, k) for i, p in enumerate(imported) for k in range(10 + i))
+    first = order("--seed", 1)
+    assert sorted(first) == everything and first == order("--seed", 1)
+    assert sorted(order("--seed", 1, "--epoch", 1)) == everything and order("--seed", 1, "--epoch", 1) != first
+    assert order("--seed", 2) != first
+    assert order("--sequential") == everything
+    part = server.json("feed", "order", "docs", "--seed", 1, "--from", 30, "--count", 2)["order"]
+    assert [(p["name"], p["sample"]) for p in part] == first[30:32]

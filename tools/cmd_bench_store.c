@@ -1,0 +1,585 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * larder bench save|restore: ranks are processes of their own, forked before larder is opened, each with its
+ * share of one global tensor list. Every figure is compared with a bound made from the stages of bench limits
+ * measured in the same run:
+ *
+ *   bound = min(slowest device for what it has to carry, cores / (sum of CPU seconds per GB of plaintext))
+ */
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tools/bench.h"
+#include "tools/commands.h"
+
+#define RANKS_MAX    64
+#define ROUNDS_MAX   16
+#define TENSOR_BYTES (32u << 20)
+#define RANK_WAIT_MS 600000
+
+struct bench_job {
+    bool restore;
+    uint64_t bytes, ranks, rounds, staging, threads, stage_ms;
+    const char *data, *folder, *credentials, *compression_word;
+    enum larder_compression compression;
+    bool json;
+    char run[64];
+    uint8_t attempt[LARDER_ID_BYTES];
+};
+
+struct rank_result {
+    double stall_s[ROUNDS_MAX], durable_s[ROUNDS_MAX]; /* since the round's begin */
+    double begun_s, restored_s;                        /* by the machine's clock */
+    double memcpy_s, cpu_s;
+    uint64_t plain, stored, fetched, peak_rss;
+    char path[128];
+    int status;
+};
+
+/* Shared with the rank processes. */
+struct board {
+    pthread_barrier_t barrier;
+    struct rank_result ranks[RANKS_MAX];
+    double round_begun_s[ROUNDS_MAX];
+};
+
+struct share {
+    uint8_t *data, *copy;
+    uint64_t bytes;
+    size_t tensors;
+};
+
+static uint64_t share_bytes(const struct bench_job *j)
+{
+    uint64_t each = j->bytes / j->ranks;
+    return each - each % 4096;
+}
+
+/* One-dimensional tensors; each rank has some whole ones of its own. */
+static void describe(const struct bench_job *j, uint64_t rank, const struct share *s, size_t i, char name[64],
+                     struct larder_tensor *t)
+{
+    enum dtype dtype;
+    uint64_t at = i * (uint64_t)TENSOR_BYTES;
+    uint64_t bytes = s->bytes - at < TENSOR_BYTES ? s->bytes - at : TENSOR_BYTES;
+    bench_dtype(j->data, &dtype);
+    snprintf(name, 64, "rank%llu.%zu", (unsigned long long)rank, i);
+    *t = (struct larder_tensor){
+        .name = name, .dtype = (enum larder_dtype)dtype, .dims = 1, .data = s->data + at};
+    t->shape[0] = t->lengths[0] = bytes * 8 / dtype_bits(dtype);
+}
+
+static double memcpy_seconds(const struct share *s)
+{
+    double best = 1e30;
+    for (int i = 0; i < 3; i++) {
+        double t = clock_now_s();
+        memcpy(s->copy, s->data, s->bytes);
+        __asm__ volatile("" ::: "memory");
+        t = clock_now_s() - t;
+        best = t < best ? t : best;
+    }
+    return best;
+}
+
+static int one_save(const struct bench_job *j, struct larder *c, uint64_t rank, const struct share *s,
+                    unsigned round, struct board *b, struct larder_error *e)
+{
+    struct larder_save_options o = LARDER_INIT(larder_save_options);
+    struct larder_save_info info = LARDER_INIT(larder_save_info);
+    struct larder_save *save = NULL;
+    struct rank_result *r = &b->ranks[rank];
+    o.run = j->run;
+    o.step = round + 1;
+    o.rank = (uint32_t)rank;
+    o.world = (uint32_t)j->ranks;
+    o.compression = j->compression;
+    o.join_timeout_ms = RANK_WAIT_MS;
+    memcpy(o.attempt, j->attempt, sizeof o.attempt);
+    int status = larder_save_begin(c, &o, &save, e);
+    for (size_t i = 0; status == 0 && i < s->tensors; i++) {
+        struct larder_tensor t;
+        char name[64];
+        describe(j, rank, s, i, name, &t);
+        status = larder_save_tensor(save, &t, e);
+    }
+    pthread_barrier_wait(&b->barrier);
+    double begun = clock_now_s();
+    if (rank == 0)
+        b->round_begun_s[round] = begun;
+    if (status == 0)
+        status = larder_save_submit(save, e);
+    r->stall_s[round] = clock_now_s() - begun;
+    if (status == 0)
+        status = larder_save_wait(save, RANK_WAIT_MS, e);
+    r->durable_s[round] = clock_now_s() - begun;
+    if (status == 0 && (status = larder_save_info(save, &info)) == 0) {
+        r->plain = info.plain_bytes;
+        r->stored = info.stored_bytes;
+        snprintf(r->path, sizeof r->path, "%s", info.path);
+    }
+    larder_save_free(save);
+    return status;
+}
+
+static int one_restore(const struct bench_job *j, struct larder *c, uint64_t rank, const struct share *s,
+                       struct board *b, struct larder_error *e)
+{
+    struct larder_restore_options o = LARDER_INIT(larder_restore_options);
+    struct larder_restore_info info = LARDER_INIT(larder_restore_info);
+    struct larder_restore *from = NULL;
+    struct rank_result *r = &b->ranks[rank];
+    struct share into = *s;
+    o.run = j->run;
+    o.at = LARDER_AT_LATEST;
+    into.data = s->copy;
+    memset(s->copy, 0, s->bytes); /* faulted in, and not what is expected */
+    pthread_barrier_wait(&b->barrier);
+    r->begun_s = clock_now_s();
+    int status = larder_restore_open(c, &o, &from, e);
+    for (size_t i = 0; status == 0 && i < s->tensors; i++) {
+        struct larder_tensor t;
+        char name[64];
+        describe(j, rank, &into, i, name, &t);
+        status = larder_restore_add(from, &t, e);
+    }
+    if (status == 0)
+        status = larder_restore_run(from, e);
+    r->restored_s = clock_now_s();
+    if (status == 0 && (status = larder_restore_info(from, &info)) == 0) {
+        r->fetched = info.fetched_bytes;
+        snprintf(r->path, sizeof r->path, "%s", info.path);
+    }
+    if (status == 0 && memcmp(s->copy, s->data, s->bytes) != 0) {
+        snprintf(e->text, sizeof e->text, "rank %llu: what was restored is not what was saved",
+                 (unsigned long long)rank);
+        e->kind = LARDER_CORRUPT;
+        status = -EBADMSG;
+    }
+    larder_restore_close(from);
+    return status;
+}
+
+static int share_make(const struct bench_job *j, uint64_t rank, struct share *s)
+{
+    s->bytes = share_bytes(j);
+    s->tensors = (size_t)((s->bytes + TENSOR_BYTES - 1) / TENSOR_BYTES);
+    s->data =
+        mmap(NULL, 2 * s->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (s->data == MAP_FAILED)
+        return -ENOMEM;
+    s->copy = s->data + s->bytes;
+    bench_fill(j->data, rank + 1, s->data, s->bytes);
+    return 0;
+}
+
+/* A rank's life. */
+static int rank_run(const struct bench_job *j, struct board *b, uint64_t rank)
+{
+    struct larder_options o = LARDER_INIT(larder_options);
+    struct larder_error e = {0};
+    struct larder *c = NULL;
+    struct share s;
+    struct rank_result *r = &b->ranks[rank];
+    struct rusage usage;
+    if (share_make(j, rank, &s) < 0)
+        return fail_with(STATUS_OTHER, "no memory for 2 x %s of tensors", size_text(share_bytes(j)).s);
+    r->memcpy_s = memcpy_seconds(&s);
+    o.credentials = j->credentials;
+    o.staging_bytes = j->staging;
+    o.threads = (unsigned)j->threads;
+    int status = larder_open(&o, &c, &e);
+    if (status < 0)
+        return fail(&e);
+    /* Saves first in both benches; restore measures only what comes after them. */
+    double cpu = cpu_now_s();
+    for (unsigned round = 0; round < j->rounds && status == 0; round++)
+        status = one_save(j, c, rank, &s, round, b, &e);
+    if (status == 0 && j->restore) {
+        pthread_barrier_wait(&b->barrier); /* the parent forgets pages between these two */
+        pthread_barrier_wait(&b->barrier);
+        cpu = cpu_now_s();
+        status = one_restore(j, c, rank, &s, b, &e);
+    }
+    r->cpu_s = cpu_now_s() - cpu;
+    if (getrusage(RUSAGE_SELF, &usage) == 0)
+        r->peak_rss = (uint64_t)usage.ru_maxrss * 1024;
+    if (status < 0)
+        status = fail(&e);
+    return client_close(c, status);
+}
+
+/* ---- the parent
+ * --------------------------------------------------------------------------------------------- */
+
+static struct board *board_make(const struct bench_job *j)
+{
+    pthread_barrierattr_t a;
+    struct board *b = mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (b == MAP_FAILED)
+        return NULL;
+    pthread_barrierattr_init(&a);
+    pthread_barrierattr_setpshared(&a, PTHREAD_PROCESS_SHARED);
+    /* The parent takes part in every barrier, so that it can read clocks and counters in between. */
+    pthread_barrier_init(&b->barrier, &a, (unsigned)j->ranks + 1);
+    pthread_barrierattr_destroy(&a);
+    return b;
+}
+
+struct crew {
+    pid_t pids[RANKS_MAX];
+};
+
+static int crew_fork(const struct bench_job *j, struct board *b, struct crew *c)
+{
+    pid_t parent = getpid();
+    fflush(NULL);
+    for (uint64_t i = 0; i < j->ranks; i++) {
+        c->pids[i] = fork();
+        if (c->pids[i] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (getppid() != parent)
+                _exit(1);
+            _exit(rank_run(j, b, i));
+        }
+        if (c->pids[i] < 0)
+            return -errno;
+    }
+    return 0;
+}
+
+/* Has a rank ended? While barriers lie ahead none should have. */
+static bool rank_ended(const struct bench_job *j, const struct crew *c)
+{
+    for (uint64_t i = 0; i < j->ranks; i++) {
+        siginfo_t info = {0};
+        if (waitid(P_PID, (id_t)c->pids[i], &info, WEXITED | WNOHANG | WNOWAIT) < 0 || info.si_pid != 0)
+            return true;
+    }
+    return false;
+}
+
+/* Waits at the barrier like a rank, but returns when a rank has ended too: a helper process takes the place.
+ */
+static int parent_barrier(const struct bench_job *j, struct board *b, const struct crew *c)
+{
+    int how = 0;
+    pid_t helper = fork();
+    if (helper == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        pthread_barrier_wait(&b->barrier);
+        _exit(0);
+    }
+    if (helper < 0)
+        return -errno;
+    for (;;) {
+        pid_t r = waitpid(helper, &how, WNOHANG);
+        if (r == helper)
+            return 0;
+        if (rank_ended(j, c)) {
+            kill(helper, SIGKILL);
+            waitpid(helper, &how, 0);
+            return -ECANCELED;
+        }
+        usleep(200);
+    }
+}
+
+static int crew_join(const struct bench_job *j, struct crew *c, bool failed)
+{
+    int status = STATUS_OK;
+    for (uint64_t i = 0; i < j->ranks; i++) {
+        int how = 0;
+        if (c->pids[i] <= 0)
+            continue;
+        if (failed) { /* those that failed by themselves are given the time to end, and keep their status */
+            usleep(100000);
+            kill(c->pids[i], SIGKILL);
+        }
+        waitpid(c->pids[i], &how, 0);
+        if (WIFEXITED(how) && WEXITSTATUS(how) != 0)
+            status = WEXITSTATUS(how);
+        else if (!WIFEXITED(how) && !failed)
+            status = STATUS_OTHER;
+    }
+    return failed && status == STATUS_OK ? STATUS_OTHER : status;
+}
+
+/* ---- the bound
+ * ---------------------------------------------------------------------------------------------- */
+
+struct bound {
+    double gbps, cpu_s_per_gb, device_gbps;
+    bool direct;
+};
+
+/* CPU per GB of plaintext of everything that must be done once, and the slowest device, for the given ratio.
+ */
+static void bound_measure(const struct bench_job *j, double ratio, struct bound *out)
+{
+    struct stage_figures f[STAGE_COUNT];
+    double stored_cpu, plain_cpu, device = INFINITY;
+    bool plain = j->compression == LARDER_COMPRESS_OFF;
+    struct stage_work w = {
+        .data = j->data, .folder = j->folder, .seconds = (double)j->stage_ms / 1000, .disk_bytes = j->bytes};
+    w.disk_bytes = w.disk_bytes < (64u << 20)  ? 64u << 20
+                   : w.disk_bytes > (1u << 30) ? 1u << 30
+                                               : w.disk_bytes;
+    for (int s = 0; s < STAGE_COUNT; s++)
+        stage_measure((enum stage)s, &w, &f[s]);
+    enum stage disk = j->restore ? STAGE_DISK_READ : STAGE_DISK_WRITE;
+    enum stage codec = j->restore ? STAGE_PLANES_DECODE : STAGE_PLANES_ENCODE;
+    /* of plaintext: the copy between trainer and staging (or into place), the codec, the hash of plain bytes
+     */
+    plain_cpu =
+        f[STAGE_MEMCPY].cpu_s_per_gb + (plain ? 0 : f[codec].cpu_s_per_gb) + f[STAGE_CHECKSUM].cpu_s_per_gb;
+    /* of stored bytes: cipher, checksum on both sides, the wire with both its ends, the disk */
+    stored_cpu = f[STAGE_AES_GCM].cpu_s_per_gb + 2 * f[STAGE_CHECKSUM].cpu_s_per_gb +
+                 f[STAGE_TLS].cpu_s_per_gb + f[disk].cpu_s_per_gb;
+    if (f[disk].gbps > 0)
+        device = f[disk].gbps / ratio;
+    out->direct = f[disk].direct;
+    out->device_gbps = device;
+    out->cpu_s_per_gb = plain_cpu + ratio * stored_cpu;
+    out->gbps = fmin(device, cores_usable() / out->cpu_s_per_gb);
+}
+
+/* ---- the result
+ * --------------------------------------------------------------------------------------------- */
+
+struct figures {
+    double gbps, stall_s, first_stall_s, memcpy_s, ratio, server_cpu, client_cpu;
+    uint64_t bytes, peak_rss;
+};
+
+static void figures_save(const struct bench_job *j, const struct board *b, struct figures *f)
+{
+    double best = 1e30, stall = 1e30;
+    for (uint64_t round = 0; round < j->rounds; round++) {
+        double durable = 0, held = 0;
+        for (uint64_t i = 0; i < j->ranks; i++) {
+            durable = fmax(durable, b->ranks[i].durable_s[round]);
+            held = fmax(held, b->ranks[i].stall_s[round]);
+        }
+        best = fmin(best, durable);
+        if (round == 0)
+            f->first_stall_s = held;
+        if (round > 0 || j->rounds == 1)
+            stall = fmin(stall, held);
+    }
+    f->stall_s = stall;
+    f->gbps = (double)f->bytes / best / 1e9;
+}
+
+static void figures_make(const struct bench_job *j, const struct board *b, double server_cpu_s,
+                         struct figures *f)
+{
+    double plain = 0, stored = 0, cpu = 0, begun = INFINITY, ended = 0;
+    f->bytes = share_bytes(j) * j->ranks;
+    for (uint64_t i = 0; i < j->ranks; i++) {
+        const struct rank_result *r = &b->ranks[i];
+        plain += (double)r->plain;
+        stored += (double)r->stored;
+        cpu += r->cpu_s;
+        f->memcpy_s = fmax(f->memcpy_s, r->memcpy_s);
+        f->peak_rss = r->peak_rss > f->peak_rss ? r->peak_rss : f->peak_rss;
+        begun = fmin(begun, r->begun_s);
+        ended = fmax(ended, r->restored_s);
+    }
+    f->ratio = plain > 0 ? stored / plain : 1;
+    figures_save(j, b, f);
+    if (j->restore)
+        f->gbps = (double)f->bytes / (ended - begun) / 1e9;
+    double moved_gb = (double)f->bytes * (j->restore ? 1 : (double)j->rounds) / 1e9;
+    f->client_cpu = cpu / moved_gb;
+    f->server_cpu = server_cpu_s < 0 ? -1 : server_cpu_s / moved_gb;
+}
+
+static int tell(const struct bench_job *j, const struct board *b, const struct figures *f,
+                const struct bound *bound)
+{
+    double over = f->memcpy_s > 0 ? f->stall_s / f->memcpy_s : 0;
+    json_t *server = f->server_cpu < 0 ? json_null() : json_real(f->server_cpu);
+    if (j->json)
+        return json_print(json_pack(
+            "{s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:o,s:f,s:I,s:s,s:s,s:s,s:b,s:s,s:I,s:I}", "bytes",
+            (json_int_t)f->bytes, "ranks", (json_int_t)j->ranks, "stall_seconds", f->stall_s,
+            "first_stall_seconds", f->first_stall_s, "memcpy_seconds", f->memcpy_s, "stall_over_memcpy", over,
+            "gbps", f->gbps, "bound_gbps", bound->gbps, "of_limit", f->gbps / bound->gbps, "codec_ratio",
+            f->ratio, "server_cpu_s_per_gb", server, "client_cpu_s_per_gb", f->client_cpu, "peak_rss_bytes",
+            (json_int_t)f->peak_rss, "path", b->ranks[0].path, "data", j->data, "compression",
+            j->compression_word, "disk_direct", bound->direct, "encryption", "AES-256-GCM", "cores",
+            (json_int_t)cores_usable(), "rounds", (json_int_t)j->rounds));
+    json_decref(server);
+    printf("%s of %s by %llu rank%s, %s: %.2f GB/s, %.2f of the bound of %.2f\n",
+           j->restore ? "restore" : "durable save", size_text(f->bytes).s, (unsigned long long)j->ranks,
+           j->ranks == 1 ? "" : "s", j->data, f->gbps, f->gbps / bound->gbps, bound->gbps);
+    printf("  bound: device %.2f GB/s, %d cores / %.2f CPU s per GB\n", bound->device_gbps, cores_usable(),
+           bound->cpu_s_per_gb);
+    if (!j->restore)
+        printf("  stall %.1f ms, first %.1f ms, memcpy %.1f ms: %.2f times\n", f->stall_s * 1e3,
+               f->first_stall_s * 1e3, f->memcpy_s * 1e3, over);
+    printf("  ratio %.3f (%s), AES-256-GCM, disk %s, by %s\n", f->ratio, j->compression_word,
+           bound->direct ? "direct" : "through the page cache", b->ranks[0].path);
+    printf("  CPU s per GB: client %.2f, server ", f->client_cpu);
+    if (f->server_cpu < 0)
+        printf("not seen");
+    else
+        printf("%.2f", f->server_cpu);
+    printf("; a client's memory at most %s, of it %s tensors and their copy\n", size_text(f->peak_rss).s,
+           size_text(2 * share_bytes(j)).s);
+    return STATUS_OK;
+}
+
+/* Runs the ranks against the server whose CPU can be read (own) or not. */
+static int measure(struct bench_job *j, const struct dev_server *own)
+{
+    struct board *b = board_make(j);
+    struct crew crew = {0};
+    struct figures f = {0};
+    struct bound bound;
+    double server_cpu = -1;
+    int barriers = (int)j->rounds, status;
+    if (!b)
+        return fail_with(STATUS_OTHER, "no shared memory");
+    status = crew_fork(j, b, &crew);
+    double cpu_before = 0;
+    for (int i = 0; i < barriers && status == 0; i++) {
+        status = parent_barrier(j, b, &crew);
+        if (i == 0)
+            cpu_before = dev_cpu_s(own);
+    }
+    if (status == 0 && j->restore && (status = parent_barrier(j, b, &crew)) == 0) {
+        dev_forget_pages(own);
+        status = parent_barrier(j, b, &crew);
+        cpu_before = dev_cpu_s(own);
+        if (status == 0)
+            status = parent_barrier(j, b, &crew); /* all are ready to restore */
+    }
+    status = crew_join(j, &crew, status != 0);
+    if (own->pid > 0)
+        server_cpu = dev_cpu_s(own) - cpu_before;
+    if (status == STATUS_OK) {
+        figures_make(j, b, server_cpu, &f);
+        bound_measure(j, f.ratio, &bound);
+        status = tell(j, b, &f, &bound);
+    }
+    munmap(b, sizeof *b);
+    return status;
+}
+
+static void remove_run(const struct bench_job *j)
+{
+    struct larder_options o = LARDER_INIT(larder_options);
+    struct larder_error e = {0};
+    struct larder *c = NULL;
+    o.credentials = j->credentials;
+    if (larder_open(&o, &c, &e) < 0 || larder_run_destroy(c, LARDER_CHECKPOINTS, j->run, &e) < 0)
+        fprintf(stderr, "larder: the run %s of this bench stays: %s\n", j->run, e.text);
+    if (c)
+        (void)larder_close(c, -1, &e);
+}
+
+static bool compression_of(const char *word, enum larder_compression *out)
+{
+    *out = strcmp(word, "off") == 0     ? LARDER_COMPRESS_OFF
+           : strcmp(word, "dense") == 0 ? LARDER_COMPRESS_DENSE
+                                        : LARDER_COMPRESS_FAST;
+    return *out != LARDER_COMPRESS_FAST || strcmp(word, "fast") == 0;
+}
+
+static int store_bench(const struct command *cmd, bool restore, int argc, char **argv)
+{
+    struct common common = {0};
+    struct bench_job j = {.restore = restore,
+                          .bytes = 512u << 20,
+                          .ranks = 1,
+                          .rounds = restore ? 1 : 3,
+                          .stage_ms = 300,
+                          .data = "bf16-gaussian",
+                          .folder = "/tmp",
+                          .compression_word = "fast"};
+    const struct opt opts[] = {
+        {"bytes", OPT_SIZE, &j.bytes},         {"ranks", OPT_NUMBER, &j.ranks},
+        {"rounds", OPT_NUMBER, &j.rounds},     {"data", OPT_TEXT, &j.data},
+        {"dir", OPT_TEXT, &j.folder},          {"compression", OPT_TEXT, &j.compression_word},
+        {"staging", OPT_SIZE, &j.staging},     {"threads", OPT_NUMBER, &j.threads},
+        {"stage-ms", OPT_NUMBER, &j.stage_ms}, {0}};
+    struct dev_server own = {0};
+    enum dtype ignored;
+    int status;
+    if (!options_read(cmd, &argc, argv, opts, 0, 0, &common, &status))
+        return status;
+    if (!bench_dtype(j.data, &ignored))
+        return fail_usage(cmd->name, "\"%s\" is no data: bf16-gaussian, fp32-gaussian, random or zero",
+                          j.data);
+    if (!compression_of(j.compression_word, &j.compression))
+        return fail_usage(cmd->name, "\"%s\" is not a compression: off, fast or dense", j.compression_word);
+    if (j.ranks < 1 || j.ranks > RANKS_MAX || j.rounds < 1 || j.rounds > ROUNDS_MAX || j.threads > 256 ||
+        j.stage_ms > 600000)
+        return fail_usage(cmd->name, "--ranks is from 1 to %d, --rounds from 1 to %d", RANKS_MAX, ROUNDS_MAX);
+    if (share_bytes(&j) < 4096)
+        return fail_usage(cmd->name, "--bytes is too small for %llu ranks", (unsigned long long)j.ranks);
+    j.json = common.json;
+    if (!j.staging)
+        j.staging = share_bytes(&j) + (16u << 20); /* the snapshot in one wave */
+    snprintf(j.run, sizeof j.run, "bench-%d", (int)getpid());
+    for (int i = 0; i < LARDER_ID_BYTES; i++)
+        j.attempt[i] = (uint8_t)((unsigned)getpid() >> i % 4 * 8) ^ (uint8_t)i;
+    const char *set = common.credentials ? common.credentials : getenv("LARDER_CREDENTIALS");
+    if (!set || !*set)
+        status = dev_start(j.folder, &own);
+    if (status != STATUS_OK)
+        return status;
+    j.credentials = own.pid ? own.credentials : set;
+    status = measure(&j, &own);
+    if (!own.pid)
+        remove_run(&j);
+    dev_stop(&own);
+    return status;
+}
+
+static int save_run(const struct command *cmd, int argc, char **argv)
+{
+    return store_bench(cmd, false, argc, argv);
+}
+static int restore_run(const struct command *cmd, int argc, char **argv)
+{
+    return store_bench(cmd, true, argc, argv);
+}
+
+#define STORE_OPTIONS                                                                                        \
+    "Without LARDER_CREDENTIALS it starts its own larderd in a new folder below --dir and removes both.\n"   \
+    "  --bytes SIZE       of all ranks together (512M)    --ranks N   processes (1)\n"                       \
+    "  --data KIND        bf16-gaussian (default), fp32-gaussian, random, zero\n"                            \
+    "  --compression C    fast (default), dense, off      --threads N  of each client (its default)\n"       \
+    "  --staging SIZE     pinned memory of each client (one whole snapshot)    --dir FOLDER  (/tmp)\n"       \
+    "  --stage-ms N       for each stage of the bound (300)\n"                                               \
+    "  --json             {\"bytes\", \"ranks\", \"stall_seconds\", \"first_stall_seconds\", "               \
+    "\"memcpy_seconds\",\n"                                                                                  \
+    "                     \"stall_over_memcpy\", \"gbps\", \"bound_gbps\", \"of_limit\", \"codec_ratio\",\n" \
+    "                     \"server_cpu_s_per_gb\", \"client_cpu_s_per_gb\", \"peak_rss_bytes\", \"path\", "  \
+    "...}\n"
+
+const struct command cmd_bench_save = {"bench save",
+                                       "durable saves: speed, stall, and how far from the machine's bound",
+                                       "usage: larder bench save [--rounds N] [options]\n"
+                                       "Saves host tensors N times (3), encrypted and compressed; the best "
+                                       "round counts, and the first stall beside.\n" STORE_OPTIONS,
+                                       save_run};
+const struct command cmd_bench_restore = {"bench restore",
+                                          "restore into host memory, and how far from the machine's bound",
+                                          "usage: larder bench restore [options]\n"
+                                          "Saves once, drops the store's pages from the page cache, restores "
+                                          "all ranks at once and compares every byte.\n" STORE_OPTIONS,
+                                          restore_run};
