@@ -15,6 +15,10 @@
 #include <unistd.h>
 
 #define LISTEN_BACKLOG 4096
+/* A larderd that was killed keeps its port until the kernel has taken its ring apart, which goes on for some
+ * milliseconds after the process is gone; whoever starts the next one need not know. */
+#define LISTEN_PATIENCE_MS 1500
+#define LISTEN_PAUSE_MS    20
 
 /* The loop whose callbacks run on this thread: its own messages need no bell. */
 static _Thread_local const struct host *here;
@@ -162,6 +166,20 @@ static const char *listen_advice(int errnum)
     }
 }
 
+/* The first of the addresses that can be had; waits a little for a port that is just becoming free. */
+static int listen_any(const struct addrinfo *all, bool shared, const char **doing)
+{
+    uint64_t until_ms = clock_ms() + LISTEN_PATIENCE_MS;
+    for (;;) {
+        int result = -EADDRNOTAVAIL;
+        for (const struct addrinfo *a = all; a && result < 0; a = a->ai_next)
+            result = listen_at(a, shared, doing);
+        if (result != -EADDRINUSE || clock_ms() >= until_ms)
+            return result;
+        nanosleep(&(struct timespec){.tv_nsec = LISTEN_PAUSE_MS * 1000000l}, NULL);
+    }
+}
+
 int host_listen(struct loop *l, const char *host, const char *port, bool shared, int *fd, char *bound,
                 size_t bound_size, struct err *e)
 {
@@ -172,9 +190,7 @@ int host_listen(struct loop *l, const char *host, const char *port, bool shared,
     if (status)
         return err_set(e, ERR_INVALID, "cannot listen on %s port %s: %s; give an address of this machine",
                        shown, port, status == EAI_SYSTEM ? strerror(errno) : gai_strerror(status));
-    int result = -EADDRNOTAVAIL;
-    for (struct addrinfo *a = all; a && result < 0; a = a->ai_next)
-        result = listen_at(a, shared, &doing);
+    int result = listen_any(all, shared, &doing);
     freeaddrinfo(all);
     if (result < 0)
         return err_sys(e, -result, "cannot listen on %s port %s%s (%s)", shown, port, listen_advice(-result),

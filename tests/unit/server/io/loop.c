@@ -5,12 +5,16 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -373,6 +377,33 @@ static void port_is_taken(void **state)
     close_fd(b);
 }
 
+static void *let_go(void *arg)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 100 * 1000000l}, NULL);
+    close(*(int *)arg);
+    return NULL;
+}
+
+/* The ring of a larderd that was killed gives its port back a little later than the process ends. */
+static void a_port_that_becomes_free_is_waited_for(void **state)
+{
+    (void)state;
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof a;
+    struct err e = {0};
+    pthread_t thread;
+    char port[8];
+    int held = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), fd;
+    assert_int_equal(bind(held, (struct sockaddr *)&a, n), 0);
+    assert_int_equal(listen(held, 1), 0);
+    assert_int_equal(getsockname(held, (struct sockaddr *)&a, &n), 0);
+    snprintf(port, sizeof port, "%u", ntohs(a.sin_port));
+    assert_int_equal(pthread_create(&thread, NULL, let_go, &held), 0);
+    assert_int_equal(loop_listen(rig.loop, listen_host(), port, false, &fd, NULL, 0, &e), 0);
+    pthread_join(thread, NULL);
+    close_fd(fd);
+}
+
 static void shutdown_ends_what_waits(void **state)
 {
     (void)state;
@@ -646,6 +677,7 @@ int main(void)
         ON_ALL(large_sends_both_ways),
         ON_ALL(nobody_listens),
         ON_ALL(port_is_taken),
+        ON_HOST(a_port_that_becomes_free_is_waited_for),
         ON_ALL(shutdown_ends_what_waits),
         ON_ALL(cancel_ends_what_waits),
         ON_ALL(cancel_in_flight),
