@@ -49,7 +49,8 @@ void loop_allocate(struct loop *l, struct io_op *op, int fd,
                    uint64_t n); /* reserves space; -EOPNOTSUPP where none */
 void loop_truncate(struct loop *l, struct io_op *op, int fd,
                    uint64_t n); /* sets the length; also gives back what was reserved past it */
-void loop_close(struct loop *l, struct io_op *op, int fd); /* files and sockets */
+/* Files and sockets; no operation on the descriptor is pending: shut down or cancel first, and wait. */
+void loop_close(struct loop *l, struct io_op *op, int fd);
 void loop_link(struct loop *l, struct io_op *op, const char *from,
                const char *to); /* -EEXIST if `to` exists */
 void loop_unlink(struct loop *l, struct io_op *op, const char *path);

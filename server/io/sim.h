@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The loop on a seeded simulator: a world of nodes, each with loops and a disk of its own, one network and
- * one clock. Everything that happens follows from the seed; the same seed gives the same trace.
+ * one clock. Everything that happens follows from the seed; the same seed gives the same trace. All of it
+ * runs on one thread, loop_post too. Descriptors are never used twice, and O_DIRECT wants offset, length and
+ * memory on borders of 4 KiB, so that mistakes show.
  */
 #ifndef LARDER_SIM_H
 #define LARDER_SIM_H

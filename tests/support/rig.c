@@ -1,14 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/rig.h"
 
+#include <setjmp.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 #include "server/io/ring.h"
 #include "tests/support/folder.h"
 
 #define RIG_EVENTS_MAX 10000000u
+
+static void skip_it(void **state)
+{
+    (void)state;
+    skip();
+}
+
+void rig_skip_ring(struct CMUnitTest *tests, size_t count, int (*setup)(void **state),
+                   int (*other)(void **state))
+{
+    char text[256];
+    struct err e = {0};
+    if (ring_probe(text, sizeof text, &e) == 0)
+        return;
+    printf("# tests on the ring are skipped: %s\n", e.text);
+    for (size_t i = 0; i < count; i++) {
+        if (tests[i].setup_func != setup && (!other || tests[i].setup_func != other))
+            continue;
+        tests[i].test_func = skip_it;
+        tests[i].setup_func = NULL;
+        tests[i].teardown_func = NULL;
+    }
+}
 
 void rig_open(struct rig *r, enum rig_kind kind, unsigned entries)
 {

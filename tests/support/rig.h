@@ -18,6 +18,12 @@ struct rig {
     char folder[128]; /* exists (in the simulator: its root); tests put everything below it */
 };
 
+/* Where io_uring is refused: says so, and makes the tests that begin on a ring (setup is one of the two, the
+ * second may be NULL) skips. */
+struct CMUnitTest;
+void rig_skip_ring(struct CMUnitTest *tests, size_t count, int (*setup)(void **state),
+                   int (*other)(void **state));
+
 /* entries: of the ring's queue, 0: the default; for the simulator: the seed. Fails the test if the loop
  * cannot be had. */
 void rig_open(struct rig *r, enum rig_kind kind, unsigned entries);

@@ -151,6 +151,8 @@ void store_rig_open(struct store_rig *r, enum store_rig_kind kind, uint64_t seed
     } else {
         struct ring_options o = {0};
         if (ring_create(&o, &r->loop, &e) < 0)
+            o.worker_pool = true; /* io_uring is refused here */
+        if (!r->loop && ring_create(&o, &r->loop, &e) < 0)
             die("no loop", &e);
         loop_stop(r->loop); /* loop_run returns whenever nothing is pending */
         folder_make(r->folder, sizeof r->folder);
