@@ -98,7 +98,7 @@ uint32_t client_timeout(struct larder *c, int timeout_ms)
     return timeout_ms < 0 ? c->options.request_timeout_ms : (uint32_t)timeout_ms;
 }
 
-int client_connect(struct larder *c, struct conn **out, struct err *e)
+static int connect_once(struct larder *c, struct conn **out, struct err *e)
 {
     struct conn_options o = {
         .host = c->host,
@@ -109,6 +109,26 @@ int client_connect(struct larder *c, struct conn **out, struct err *e)
         .reconnect_ms = c->options.reconnect_ms,
     };
     return conn_open(&o, out, e);
+}
+
+/* The server was there when the client was opened; it may be starting again just now. */
+int client_connect(struct larder *c, struct conn **out, struct err *e)
+{
+    uint64_t give_up_ms = clock_ms() + c->options.reconnect_ms;
+    for (;;) {
+        struct err why;
+        err_clear(&why);
+        int rc = connect_once(c, out, &why);
+        if (rc >= 0)
+            return rc;
+        if (why.class != ERR_NETWORK || clock_ms() >= give_up_ms) {
+            if (e)
+                *e = why;
+            return rc;
+        }
+        const struct timespec pause = {.tv_nsec = 100 * 1000 * 1000};
+        nanosleep(&pause, NULL);
+    }
 }
 
 /* ---- opening ---- */
@@ -195,7 +215,7 @@ static int client_open(struct larder *c, const struct larder_options *o, struct 
         rc = channel_config_create(false, k->ca_pem, k->certificate_pem, k->key_pem, &c->config, e);
     if (rc < 0)
         return err_prepend(e, "credential file %s", c->path);
-    rc = client_connect(c, &c->conn, e);
+    rc = connect_once(c, &c->conn, e);
     if (rc == 0)
         rc = check_identity(c, e);
     if (rc == 0)

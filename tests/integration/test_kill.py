@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Goal: what was acknowledged survives any kill of the server, and what was not is never half there.
+
+Method: two writers save steps of their own runs one after the other while a third party prunes one of them; larderd is
+killed with SIGKILL at random moments and started again on the same folder and port. At the end every acknowledged
+step that the rules keep must be listed, verify must find no damage at any level, and the newest must restore to the
+bytes that were saved. The seed is printed; LARDER_TEST_SEED repeats it, LARDER_TEST_KILLS makes it longer.
+"""
+import os
+import random
+import shutil
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+from conftest import DAMAGE, SPACE, Server, closed_port, read_safetensors, run_larder, write_safetensors
+
+KILLS = int(os.environ.get("LARDER_TEST_KILLS", "8"))
+KEEP_LAST = 3
+
+
+def weights(seed, elements):
+    return {"w": ("BF16", [elements], random.Random(seed).randbytes(2 * elements))}
+
+
+class Writer(threading.Thread):
+    """Saves step after step; `acknowledged` holds those whose save returned success."""
+
+    ELEMENTS = 6_000_000
+
+    def __init__(self, server, run, scratch):
+        super().__init__()
+        self.server, self.run_name, self.file = server, run, scratch / f"{run}.safetensors"
+        self.stop, self.acknowledged, self.failures = threading.Event(), [], []
+
+    def bytes_of(self, step):
+        return weights(f"{self.run_name}/{step}", self.ELEMENTS)
+
+    def run(self):
+        step = 0
+        while not self.stop.is_set():
+            step += 1
+            write_safetensors(self.file, self.bytes_of(step))
+            done = run_larder("ckpt", "save", self.run_name, step, self.file, credentials=self.server.credentials("writer"))
+            if done.returncode == 0:
+                self.acknowledged.append(step)
+            else:
+                self.failures.append(done.stderr)
+                time.sleep(0.05)
+
+
+def prune_until(stop, server, run):
+    while not stop.wait(0.2):
+        run_larder("ckpt", "prune", run, "--keep-last", KEEP_LAST, "--yes", credentials=server.credentials("operator"))
+
+
+def good_steps(server, run):
+    return {row["step"] for row in server.json("ckpt", "ls", run) if row["state"] == "good"}
+
+
+def test_kills_lose_nothing_acknowledged(tmp_path):
+    seed = os.environ.get("LARDER_TEST_SEED", str(time.time_ns()))
+    print("LARDER_TEST_SEED =", seed)
+    rng = random.Random(seed)
+    server = Server(tmp_path / "dev", "--listen", f"127.0.0.1:{closed_port()}")
+    writers = [Writer(server, name, tmp_path) for name in ("kept", "pruned")]
+    stop = threading.Event()
+    pruner = threading.Thread(target=prune_until, args=(stop, server, "pruned"))
+    try:
+        for thread in (*writers, pruner):
+            thread.start()
+        for kill in range(KILLS):
+            time.sleep(rng.uniform(0.2, 1.2))
+            server.stop(signal.SIGKILL)
+            server.start()
+        while not all(writer.acknowledged for writer in writers):  # bounded by the test's own limit
+            time.sleep(0.05)
+    finally:
+        for writer in writers:
+            writer.stop.set()
+        stop.set()
+        for thread in (*writers, pruner):
+            thread.join(timeout=180)
+    kept, fewer = writers
+    print("acknowledged:", kept.acknowledged, fewer.acknowledged, "failed:", len(kept.failures), len(fewer.failures), *kept.failures)
+    assert set(kept.acknowledged) <= good_steps(server, "kept")
+    assert set(fewer.acknowledged[-KEEP_LAST:]) <= good_steps(server, "pruned")
+    for level in ("structure", "scrub", "deep"):
+        server.larder("ckpt", "verify", "--level", level)
+    for writer in writers:
+        newest = max(good_steps(server, writer.run_name))
+        out = tmp_path / f"{writer.run_name}-back.safetensors"
+        server.larder("ckpt", "restore", writer.run_name, newest, out)
+        assert read_safetensors(out)[0] == writer.bytes_of(newest)
+    server.stop(signal.SIGTERM)
+    assert server.process.returncode == 0
+
+
+def test_a_flipped_byte_is_found_named_and_not_restored(own_server, tmp_path):
+    server, file = own_server, tmp_path / "w.safetensors"
+    write_safetensors(file, weights("flip", 3_000_000))
+    for step in (1, 2):
+        server.larder("ckpt", "save", "run", step, file)
+    newest = max(server.folder.rglob("s-*"), key=lambda p: p.stat().st_mtime)
+    with open(newest, "r+b") as f:  # in its first chunk
+        f.seek(4096 + 100)
+        byte = f.read(1)
+        f.seek(4096 + 100)
+        f.write(bytes([byte[0] ^ 1]))
+    found = server.larder("ckpt", "verify", "run", "--level", "scrub", "--json", status=DAMAGE)
+    assert newest.name in found.stdout
+    out = tmp_path / "out.safetensors"
+    damaged = server.larder("ckpt", "restore", "run", 2, out, status=DAMAGE)
+    assert " w" in damaged.stderr or "'w'" in damaged.stderr
+    assert not out.exists()
+    server.larder("ckpt", "restore", "run", 1, out)
+    assert read_safetensors(out)[0] == weights("flip", 3_000_000)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4")
+def test_a_full_disk_fails_the_save_and_nothing_else(tmp_path):
+    image, mount = tmp_path / "disk.img", tmp_path / "mnt"
+    mount.mkdir()
+    with open(image, "wb") as f:
+        f.truncate(448 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True, capture_output=True)
+    if subprocess.run(["mount", "-o", "loop", image, mount], capture_output=True).returncode != 0:
+        pytest.skip("loop mounts are not allowed here")
+    server = None
+    try:
+        server = Server(mount / "dev")
+        small, large = tmp_path / "small.safetensors", tmp_path / "large.safetensors"
+        write_safetensors(small, weights("small", 1_000_000))
+        write_safetensors(large, weights("large", 100_000_000))
+        server.larder("ckpt", "save", "run", 1, small)
+        server.larder("ckpt", "save", "run", 2, large, status=SPACE)
+        assert good_steps(server, "run") == {1}
+        server.larder("ckpt", "save", "run", 3, small)  # the space of step 2 was given back
+        server.larder("ckpt", "verify", "run", "--level", "deep")
+        server.larder("ckpt", "prune", "run", "--keep-last", 1, "--yes")
+        assert good_steps(server, "run") == {3}
+    finally:
+        if server:
+            server.stop()
+        subprocess.run(["umount", "-l", mount], check=True)
