@@ -36,7 +36,7 @@ void daemon_flip(const char *path, int64_t offset, uint8_t mask); /* offset < 0:
 struct proxy;
 struct proxy *proxy_start(const char *server_address);
 const char *proxy_address(const struct proxy *p);
-/* Cuts every connection once, as soon as so many bytes more went to the server. */
+/* Cuts every connection once, as soon as so many bytes more went through, both ways together. */
 void proxy_cut_after(struct proxy *p, uint64_t bytes);
 unsigned proxy_cuts(struct proxy *p);
 void proxy_stop(struct proxy *p);

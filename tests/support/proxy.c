@@ -74,25 +74,31 @@ static bool pass_on(int from, int to, void *buffer, ssize_t *n)
     return true;
 }
 
+/* False: that was the byte to cut at, and everything is cut. */
+static bool counted(struct proxy *p, ssize_t n)
+{
+    long long left = atomic_load(&p->left);
+    if (left < 0)
+        return true;
+    if (left > n) {
+        atomic_fetch_sub(&p->left, n);
+        return true;
+    }
+    atomic_store(&p->left, -1);
+    cut_all(p);
+    return false;
+}
+
 static void move(struct proxy *p, int pair[2], bool from_client, bool from_server)
 {
     static char buffer[16384];
     ssize_t n = 0;
     bool good = true;
     if (from_server)
-        good = pass_on(pair[1], pair[0], buffer, &n);
-    if (good && from_client) {
-        good = pass_on(pair[0], pair[1], buffer, &n);
-        long long left = atomic_load(&p->left);
-        if (good && left >= 0 && left <= n) {
-            atomic_store(&p->left, -1);
-            cut_all(p);
-            return;
-        }
-        if (good && left >= 0)
-            atomic_fetch_sub(&p->left, n);
-    }
-    if (!good)
+        good = pass_on(pair[1], pair[0], buffer, &n) && counted(p, n);
+    if (good && from_client)
+        good = pass_on(pair[0], pair[1], buffer, &n) && counted(p, n);
+    if (!good && pair[0] >= 0)
         close_pair(pair);
 }
 
