@@ -134,11 +134,11 @@ bench: all
 	$(Q)for what in limits codec "save $(BENCH_ARGS)" "restore $(BENCH_ARGS)"; do \
 	    echo "larder bench $$what" && $(BUILD)/larder bench $$what && echo || exit 1; done
 
-MANUALS := $(wildcard tools/*.[158] server/*.[158] client/*.[158])
+MANUALS := $(wildcard tools/*.[158] server/*.[158] client/*.[1358])
 VERSION = $(shell sed -n 's/.*LARDER_VERSION_STRING *"\(.*\)"/\1/p' format/version.h)
 install: all
 	$(Q)install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(PREFIX)/sbin' '$(DESTDIR)$(PREFIX)/include' \
-	    '$(DESTDIR)$(PREFIX)/lib/pkgconfig' $(foreach s,1 5 8,'$(DESTDIR)$(PREFIX)/share/man/man$(s)')
+	    '$(DESTDIR)$(PREFIX)/lib/pkgconfig' $(foreach s,1 3 5 8,'$(DESTDIR)$(PREFIX)/share/man/man$(s)')
 	$(Q)install -m 755 $(BUILD)/larder '$(DESTDIR)$(PREFIX)/bin/larder'
 	$(Q)install -m 755 $(BUILD)/larderd '$(DESTDIR)$(PREFIX)/sbin/larderd'
 	$(Q)install -m 755 $(BUILD)/liblarder.so '$(DESTDIR)$(PREFIX)/lib/liblarder.so.0'

@@ -278,6 +278,11 @@ static int prune(struct larder *c, const struct larder_prune_options *o,
     if (rc == 0)
         rc = conn_call(client_conn(c), OP_PRUNE, SLICE(b.p, b.n), SLICE(NULL, 0), 0, &call, &in, e);
     buf_free(&b);
+    if (rc == -EILSEQ && o->plan) { /* the plan that was seen is no longer the plan: look again */
+        e->class = ERR_BUSY;
+        e->errnum = EBUSY;
+        rc = -EBUSY;
+    }
     if (rc < 0)
         return rc;
     struct msg_prune_reply r;
