@@ -109,7 +109,6 @@ void task_wake(struct task *t);
 void task_wake_all(struct list *queue);
 /* Memory of the size asked for, zeroed, in t->own; NULL: the task has been failed. */
 void *task_own(struct task *t, size_t bytes);
-must_check bool task_need_io(struct task *t); /* false: the task has been failed */
 
 void latch_init(struct latch *g);
 void latch_enter(struct task *t, struct latch *g, const char *what, task_step *then);

@@ -500,10 +500,10 @@ static bool join_allowed(struct task *t, const struct msg_join *m)
 
 static bool not_read_only(struct task *t)
 {
-    if (t->s->read_only)
-        task_fail(t, ERR_READ_ONLY, "the store takes no writes since a sync failed (%s)",
-                  t->s->read_only_reason);
-    return !t->s->read_only;
+    if (!t->s->read_only)
+        return true;
+    task_fail(t, ERR_READ_ONLY, "the store takes no writes since a sync failed (%s)", t->s->read_only_reason);
+    return false;
 }
 
 void do_join(struct task *t)

@@ -177,18 +177,10 @@ void *task_own(struct task *t, size_t bytes)
 {
     check(!t->own);
     t->own = calloc(1, bytes);
-    if (!t->own)
-        task_fail(t, ERR_NO_MEMORY, "the server has no memory for the request; try again later");
-    return t->own;
-}
-
-bool task_need_io(struct task *t)
-{
-    if (!t->io && (t->io = calloc(1, sizeof *t->io)))
-        t->io->task = t;
-    if (!t->io)
-        task_fail(t, ERR_NO_MEMORY, "the server has no memory for the request; try again later");
-    return t->io != NULL;
+    if (t->own)
+        return t->own;
+    task_fail(t, ERR_NO_MEMORY, "the server has no memory for the request; try again later");
+    return NULL;
 }
 
 void latch_init(struct latch *g)

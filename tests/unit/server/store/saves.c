@@ -454,6 +454,50 @@ static void stopping_fails_who_waits(void **state)
     rig_part_free(&a), rig_part_free(&b), rig_part_free(&open);
 }
 
+/* One process writes all shards and holds few joins at a time: a cancelled join has joined. */
+static void a_dataset_is_committed_by_one_client(void **state)
+{
+    (void)state;
+    enum { SHARDS = 40, OPEN = 4 };
+    struct rig_part p[SHARDS];
+    struct ask *joins[SHARDS];
+    struct msg_commit_item items[16];
+    uint64_t sequence = 0;
+    for (int version = 1; version <= 2; version++) {
+        struct id import = store_rig_id(&rig);
+        assert_int_equal(rig_run_open(&rig, RUN_DATASET, "tiles", version == 1, &run), ERR_NONE);
+        assert_int_equal(rig_attempt(&rig, &run, &import, 1, NULL), ERR_NONE);
+        for (uint32_t i = 0; i < SHARDS; i++) {
+            p[i] = (struct rig_part){
+                .run = run, .attempt = import, .step = 0, .rank = i, .world = SHARDS, .chunks = 1};
+            rig_part_make(&rig, &p[i]);
+            assert_int_equal(rig_part_write(&rig, &p[i]), ERR_NONE);
+            ask_begin(joins[i] = rig_join(&rig, &p[i], 0));
+            if (i >= OPEN)
+                store_cancel(rig.store, &joins[i - OPEN]->op);
+        }
+        assert_int_equal(ask_end(joins[SHARDS - 1]), ERR_NONE);
+        assert_int_equal(ANSWER(joins[SHARDS - 1], join_reply).state, JOIN_CHECK);
+        struct ask *c = rig_commit(&rig, &p[0], ERR_NONE, "");
+        assert_int_equal(ask_do(c), ERR_NONE);
+        sequence = ANSWER(c, commit_reply).sequence;
+        assert_int_equal(sequence, version);
+        ask_free(c);
+        for (int i = 0; i < SHARDS; i++) {
+            assert_int_equal(ask_end(joins[i]), i < SHARDS - OPEN ? ERR_CANCELLED : ERR_NONE);
+            ask_free(joins[i]);
+            rig_part_free(&p[i]);
+        }
+    }
+    assert_int_equal(rig_commits(&rig, RUN_DATASET, "tiles", true, items, 16), 2);
+    assert_int_equal(items[0].parts, SHARDS);
+    struct ask *c =
+        ASK(&rig, OP_PRUNE, prune, .kind = RUN_DATASET, .name = slice_str("tiles"), .keep_last = 2);
+    assert_int_equal(ask_do(c), ERR_NONE);
+    assert_int_equal(ANSWER(c, prune_reply).freed_bytes, 0); /* versions do not replace each other */
+    ask_free(c);
+}
+
 #define ON_A_STORE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -471,6 +515,7 @@ int main(void)
         ON_A_STORE(loader_and_labels_are_gathered),
         ON_A_STORE(different_loaders_fail_the_save_naming_ranks),
         ON_A_STORE(joins_that_do_not_fit_are_refused),
+        ON_A_STORE(a_dataset_is_committed_by_one_client),
         ON_A_STORE(stopping_fails_who_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
