@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "format/base/cursor.h"
 #include "format/base/hash.h"
 #include "format/dtype.h"
 #include "tools/commands.h"
@@ -136,6 +137,51 @@ static json_t *blobs_json(struct larder_restore *r, uint32_t world)
     return list;
 }
 
+/* What a feed keeps as its state (FORMAT.md, state of a feed); false: the trainer kept something else. */
+struct feed_state {
+    uint64_t version, seed, epoch, position;
+    uint32_t window_shards;
+};
+static bool feed_state_decode(const struct larder_restore_info *i, struct feed_state *out)
+{
+    struct rcur c = rcur_of(i->loader_state, i->loader_state_bytes);
+    struct slice magic = rcur_take(&c, 4);
+    uint32_t format = rcur_u32(&c);
+    (void)rcur_u64(&c); /* which dataset, as a hash */
+    out->version = rcur_u64(&c);
+    out->seed = rcur_u64(&c);
+    out->epoch = rcur_u64(&c);
+    out->position = rcur_u64(&c);
+    out->window_shards = rcur_u32(&c);
+    (void)rcur_u32(&c);
+    uint64_t sum = rcur_u64(&c);
+    return rcur_end(&c, "feed state", NULL) == 0 && memcmp(magic.p, "LRDF", 4) == 0 && format == 1 &&
+           sum == hash64(i->loader_state, 56);
+}
+
+static json_t *feed_state_json(const struct larder_restore_info *i)
+{
+    struct feed_state f;
+    if (!feed_state_decode(i, &f))
+        return json_null();
+    return json_pack("{s:I,s:I,s:I,s:I,s:I}", "version", (json_int_t)f.version, "seed", (json_int_t)f.seed,
+                     "epoch", (json_int_t)f.epoch, "position", (json_int_t)f.position, "window_shards",
+                     (json_int_t)f.window_shards);
+}
+
+static void feed_state_text(const struct larder_restore_info *i)
+{
+    char hex[2 * LARDER_STATE_BYTES + 1] = "";
+    struct feed_state f;
+    hex_encode(i->loader_state, i->loader_state_bytes, hex);
+    if (feed_state_decode(i, &f))
+        printf("loader: dataset version %" PRIu64 ", seed %" PRIu64 ", epoch %" PRIu64
+               ", next position %" PRIu64 "\n",
+               f.version, f.seed, f.epoch, f.position);
+    else
+        printf("loader: %s\n", *hex ? hex : "no state was saved");
+}
+
 static int show_json(struct larder_restore *r, const char *run, const struct larder_restore_info *i)
 {
     char state[2 * LARDER_STATE_BYTES + 1] = "";
@@ -151,12 +197,13 @@ static int show_json(struct larder_restore *r, const char *run, const struct lar
                                                      larder_dtype_name(t.dtype), "shape", shape_json(&t),
                                                      "bytes", (json_int_t)tensor_bytes(&t)));
     }
-    return json_print(json_pack(
-        "{s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:s,s:o,s:o,s:o}", "run", run, "step", (json_int_t)i->step,
-        "sequence", (json_int_t)i->sequence, "world", (json_int_t)i->world, "attempt_number",
-        (json_int_t)i->attempt_number, "plain_bytes", (json_int_t)i->plain_bytes, "stored_bytes",
-        (json_int_t)i->stored_bytes, "server_time_ns", (json_int_t)i->server_time_ns, "loader_state", state,
-        "labels", labels, "tensors", tensors, "blobs", blobs_json(r, i->world)));
+    return json_print(json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:s,s:o,s:o,s:o,s:o}", "run", run, "step",
+                                (json_int_t)i->step, "sequence", (json_int_t)i->sequence, "world",
+                                (json_int_t)i->world, "attempt_number", (json_int_t)i->attempt_number,
+                                "plain_bytes", (json_int_t)i->plain_bytes, "stored_bytes",
+                                (json_int_t)i->stored_bytes, "server_time_ns", (json_int_t)i->server_time_ns,
+                                "loader_state", state, "loader", feed_state_json(i), "labels", labels,
+                                "tensors", tensors, "blobs", blobs_json(r, i->world)));
 }
 
 static int show_text(struct larder *c, struct larder_restore *r, const char *run,
@@ -164,11 +211,9 @@ static int show_text(struct larder *c, struct larder_restore *r, const char *run
 {
     static const char *const heads[] = {"TENSOR", "DTYPE", "SHAPE", ">BYTES"};
     static const char *const blob_heads[] = {">RANK", "BLOB", ">BYTES"};
-    char state[2 * LARDER_STATE_BYTES + 1] = "";
     const char *key, *value, *name;
     struct table t;
     uint64_t bytes;
-    hex_encode(i->loader_state, i->loader_state_bytes, state);
     printf("%s, step %" PRIu64 ", sequence %" PRIu64 ", %s (%s), saved by %" PRIu32
            " rank%s of attempt %" PRIu64 "\n",
            name_text(run).s, i->step, i->sequence, time_text(i->server_time_ns).s,
@@ -176,7 +221,7 @@ static int show_text(struct larder *c, struct larder_restore *r, const char *run
            i->attempt_number);
     printf("%s in %zu tensors, %s stored\n", size_text(i->plain_bytes).s, larder_restore_tensors(r),
            size_text(i->stored_bytes).s);
-    printf("loader state: %s\n", *state ? state : "none");
+    feed_state_text(i);
     for (size_t n = 0; larder_restore_label(r, n, &key, &value) == 0; n++) {
         struct text_long k = name_text(key);
         printf("label: %s = %s\n", k.s, name_text(value).s);

@@ -65,6 +65,25 @@ static bool compression_of(const char *word, enum larder_compression *out)
     return false;
 }
 
+static int name_order(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* A base name that two of the files have, or NULL. */
+static const char *same_name(int files, char **paths)
+{
+    const char *found = NULL, **names = need(calloc((size_t)files, sizeof *names));
+    for (int i = 0; i < files; i++)
+        names[i] = basename(paths[i]);
+    qsort(names, (size_t)files, sizeof *names, name_order);
+    for (int i = 1; i < files && !found; i++)
+        if (strcmp(names[i - 1], names[i]) == 0)
+            found = names[i];
+    free(names);
+    return found;
+}
+
 static int import_run(const struct command *cmd, int argc, char **argv)
 {
     struct common common = {0};
@@ -100,6 +119,12 @@ static int import_run(const struct command *cmd, int argc, char **argv)
             return fail_with(errno == ENOENT ? STATUS_MISSING : STATUS_DENIED, "%s cannot be read: %s",
                              argv[i], strerror(errno));
         }
+    const char *twice = same_name(argc - 1, argv + 1);
+    if (twice) {
+        free(owned);
+        return fail_usage(cmd->name, "two files are called %s, and a shard has the base name of its file",
+                          name_text(twice).s);
+    }
     o.dataset = argv[0];
     const char **files = need(calloc((size_t)argc, sizeof *files));
     memcpy(files, argv + 1, (size_t)(argc - 1) * sizeof *files);

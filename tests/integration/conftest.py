@@ -67,7 +67,8 @@ class Server:
         return done
 
     def json(self, *words, **more):
-        return json.loads(self.larder(*words, "--json", **more).stdout)
+        at = words.index("--") if "--" in words else len(words)
+        return json.loads(self.larder(*words[:at], "--json", *words[at:], **more).stdout)
 
 
 def assert_sentence(text):

@@ -3,10 +3,11 @@
 import json
 import os
 import random
+import subprocess
 import struct
 
 import pytest
-from conftest import (CONFLICT, CORRUPT, DAMAGE, DENIED, KEY, MISSING, OK, USAGE, WIDTHS, edited_credentials, read_safetensors,
+from conftest import (CONFLICT, CORRUPT, DAMAGE, DENIED, KEY, LARDER, MISSING, OK, USAGE, WIDTHS, edited_credentials, read_safetensors,
                       write_safetensors)
 
 
@@ -274,3 +275,26 @@ def test_damage_is_found_named_and_passed_over(own_server, tmp_path):
 
     own_server.larder("ckpt", "verify", "run", "--mark-bad", status=DAMAGE)
     assert own_server.json("ckpt", "show", "run")["step"] == 1, "latest passes over it"
+
+
+@pytest.mark.parametrize("run", ["a/b", "../../etc", "~", "ü€𝄞", "x" * 255, "-dash", "with blank", "nine;rm -rf"])
+def test_names_are_opaque(server, tmp_path, run):
+    write_safetensors(tmp_path / "t.safetensors", {"t": ("U8", [1], b"x")})
+    server.larder("ckpt", "save", "--", run, 1, tmp_path / "t.safetensors")
+    assert run in {r["name"] for r in server.json("ckpt", "ls")}
+    assert server.json("ckpt", "show", "--", run)["run"] == run
+    server.larder("ckpt", "restore", "--", run, tmp_path / "o.safetensors")
+    assert read_safetensors(tmp_path / "o.safetensors")[0] == {"t": ("U8", [1], b"x")}
+
+
+@pytest.mark.parametrize("run", ["", "x" * 256, "new\nline", "\x1b[31mred", b"\xff\xfe"])
+def test_names_that_cannot_be(server, tmp_path, run):
+    write_safetensors(tmp_path / "t.safetensors", {"t": ("U8", [1], b"x")})
+    done = run_raw(server, "ckpt", "save", run, "1", str(tmp_path / "t.safetensors"))
+    assert done.returncode == USAGE, done.stderr
+    assert b"\x1b" not in done.stderr and b"\xff" not in done.stderr, "names are shown escaped"
+
+
+def run_raw(server, *words):
+    return subprocess.run([str(LARDER), *words], env=dict(os.environ, LARDER_CREDENTIALS=str(server.credentials())),
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)

@@ -132,3 +132,38 @@ def test_order(server, imported):
     assert order("--sequential") == everything
     part = server.json("feed", "order", "docs", "--seed", 1, "--from", 30, "--count", 2)["order"]
     assert [(p["name"], p["sample"]) for p in part] == first[30:32]
+
+
+def test_progress_on_a_terminal_only(server, tmp_path):
+    """Long work draws a line on a terminal, and says nothing in a pipe."""
+    import pty
+    import subprocess
+    from conftest import LARDER
+    path = tmp_path / "big.bin"
+    path.write_bytes(random.Random(8).randbytes(20 << 20))
+    env = dict(os.environ, LARDER_CREDENTIALS=str(server.credentials()))
+    words = [str(LARDER), "dataset", "import", "progress", str(path), "--format", "whole"]
+    master, slave = pty.openpty()
+    process = subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=slave)
+    os.close(slave)
+    drawn = b""
+    try:
+        while piece := os.read(master, 65536):
+            drawn += piece
+    except OSError:
+        pass  # the other end is closed
+    os.close(master)
+    assert process.wait(timeout=60) == OK
+    assert b"\rimported" in drawn and b"20.0 MiB" in drawn and drawn.endswith(b"\r\x1b[K"), drawn[-200:]
+    assert process.stdout.read().startswith(b"imported progress, version 1")
+    done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert done.returncode == OK and done.stderr == b""
+
+
+def test_two_files_of_one_name(server, tmp_path):
+    paths = [tmp_path / d / "same.tar" for d in "ab"]
+    for i, path in enumerate(paths):
+        path.parent.mkdir()
+        make_tar(path, [(f"k{i}", {"txt": b"x"})])
+    done = server.larder("dataset", "import", "twice", *paths, status=USAGE)
+    assert "same.tar" in done.stderr

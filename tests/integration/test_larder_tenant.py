@@ -7,7 +7,7 @@ import stat
 import subprocess
 
 import pytest
-from conftest import CONFLICT, DENIED, KEY, MISSING, OK, Server, edited_credentials, read_safetensors, write_safetensors
+from conftest import CONFLICT, DENIED, KEY, MISSING, SPACE, edited_credentials, read_safetensors, write_safetensors
 
 ONE = {"t": ("U8", [4], b"abcd")}
 
@@ -132,3 +132,22 @@ def test_key_rotation_refuses_foreign_files(own_server, file, tmp_path):
     was = other.read_bytes()
     own_server.larder("key", "rotate", "--also", other, status=2)
     assert other.read_bytes() == was
+
+
+def test_quota(server, tmp_path):
+    out = tmp_path / "small.json"
+    server.larder("tenant", "add", "small", "--ca", server.folder, "--out", out, "--quota", "2M")
+    write_safetensors(tmp_path / "fits.safetensors", {"t": ("U8", [500000], random.Random(1).randbytes(500000))})
+    write_safetensors(tmp_path / "large.safetensors", {"t": ("U8", [5000000], random.Random(2).randbytes(5000000))})
+    server.larder("ckpt", "save", "run", 1, tmp_path / "fits.safetensors", credentials=out)
+    done = server.larder("ckpt", "save", "run", 2, tmp_path / "large.safetensors", credentials=out, status=SPACE)
+    assert "quota" in done.stderr
+    done = server.larder("dataset", "import", "d", tmp_path / "large.safetensors", "--format", "whole", credentials=out,
+                         status=SPACE)
+    assert "quota" in done.stderr
+    # What was taken for the save that failed is given back, and the older checkpoint is whole.
+    server.larder("ckpt", "save", "run", 3, tmp_path / "fits.safetensors", credentials=out)
+    assert [c["step"] for c in server.json("ckpt", "ls", "run", credentials=out) if c["state"] == "good"] == [1, 3]
+    assert server.json("ckpt", "verify", "--level", "deep", credentials=out)["damaged"] == 0
+    used = {t["name"]: t for t in server.json("tenant", "ls")}["small"]
+    assert 1000000 < used["used_bytes"] <= used["quota_bytes"] == 2 << 20
