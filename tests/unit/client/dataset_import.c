@@ -30,7 +30,8 @@ struct world {
     char folder[256];
     atomic_int flips;       /* reads of the bad place to be damaged; -1: all */
     atomic_uint bad_shard;  /* UINT32_MAX: none */
-    atomic_ullong bad_byte; /* in the segment */
+    atomic_ullong bad_from; /* only reads that begin here, as those of the chunk do, */
+    atomic_ullong bad_byte; /* find this byte of the segment damaged */
     atomic_ullong chunk_bytes_read;
 };
 
@@ -40,8 +41,8 @@ static enum err_class reading(void *arg, bool published, uint32_t shard, uint64_
     struct world *w = arg;
     uint64_t bad = atomic_load(&w->bad_byte);
     atomic_fetch_add(&w->chunk_bytes_read, n);
-    if (!published && shard == atomic_load(&w->bad_shard) && bad >= offset && bad < offset + n &&
-        atomic_load(&w->flips) != 0) {
+    if (!published && shard == atomic_load(&w->bad_shard) && atomic_load(&w->bad_from) == offset &&
+        bad < offset + n && atomic_load(&w->flips) != 0) {
         p[bad - offset] ^= 1;
         if (atomic_load(&w->flips) > 0)
             atomic_fetch_sub(&w->flips, 1);
@@ -391,11 +392,13 @@ static void damage(struct world *w, const struct corpus *c, int flips)
     struct dataset_view *v;
     struct err e;
     uint32_t count, shard = 0;
-    while (c->counts[shard] < 3)
+    while (c->files[shard].n < 128 << 10) /* so that its chunk does not come along with the trailer */
         shard++;
+    assert_true(shard < c->shards && c->files[shard].n <= 1 << 20);
     assert_int_equal(dataset_open(w->client, client_conn(w->client), "set", 0, &d, &e), 0);
     assert_int_equal(dataset_view_get(d, shard, false, &v, &e), 0);
     const struct chunk_entry *entry = &part_chunks(v->part, &count)[0];
+    atomic_store(&w->bad_from, entry->offset);
     atomic_store(&w->bad_byte, entry->offset + entry->stored_bytes / 2);
     dataset_view_put(d, v);
     dataset_close(d);
@@ -411,7 +414,7 @@ static void damage_is_read_again_then_named_or_left_out(void **state)
     struct corpus c;
     struct larder_error e = {0};
     world_make(&w);
-    corpus_make(&c, 8, 4, 10, 3000);
+    corpus_make(&c, 8, 4, 10, 20000);
     char **paths = corpus_write(&c, w.folder);
     import(&w, "set", paths, LARDER_SHARD_AUTO, NULL);
     uint64_t n = corpus_samples(&c), all = 0;
