@@ -2,6 +2,7 @@
 #include "client/dataset_published.h"
 
 #include <inttypes.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@
 
 /* Bytes of an index on the way: what the stream may run ahead of its memory growing. */
 #define INDEX_CREDIT (1u << 20)
+#define COUNTERS_MAX 8u
 
 static int table_of_reply(const struct msg_published_open_reply *m, struct shard_table *out, struct err *e)
 {
@@ -165,17 +167,57 @@ int dataset_published_samples(struct larder_dataset *d, uint32_t shard, struct d
     return 0;
 }
 
+/* ---- counting ---- */
+
+struct counting {
+    struct larder_dataset *d;
+    atomic_uint next;
+    pthread_mutex_t lock; /* of err */
+    struct err err;       /* the first */
+};
+
+static void *count_some(void *arg)
+{
+    struct counting *c = arg;
+    struct larder_dataset *d = c->d;
+    for (uint32_t i; (i = atomic_fetch_add(&c->next, 1)) < d->table.count;) {
+        struct dataset_view *v;
+        struct err e = {0};
+        if (dataset_view_get(d, i, true, &v, &e) == 0) {
+            dataset_view_put(d, v);
+            continue;
+        }
+        pthread_mutex_lock(&c->lock);
+        if (c->err.class == ERR_NONE)
+            c->err = e;
+        pthread_mutex_unlock(&c->lock);
+        atomic_store(&c->next, d->table.count); /* the others need not go on */
+    }
+    return NULL;
+}
+
+/* The server looks through a file when its index is first asked for; several at once hide that it waits. */
 int dataset_count(struct larder_dataset *d, struct err *e)
 {
-    for (uint32_t i = 0; !d->counted && i < d->table.count; i++) {
-        if (d->table.shards[i].samples != SAMPLES_UNKNOWN)
-            continue;
-        struct dataset_view *v;
-        int rc = dataset_view_get(d, i, true, &v, e);
-        if (rc < 0)
-            return rc;
-        dataset_view_put(d, v);
-    }
-    d->counted = true;
-    return 0;
+    if (d->counted)
+        return 0;
+    struct counting c = {.d = d, .lock = PTHREAD_MUTEX_INITIALIZER};
+    pthread_t threads[COUNTERS_MAX];
+    unsigned wanted = d->table.count < COUNTERS_MAX ? d->table.count : COUNTERS_MAX, started = 0;
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    while (started + 1 < wanted && pthread_create(&threads[started], NULL, count_some, &c) == 0)
+        started++;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    count_some(&c); /* this thread works too */
+    for (unsigned i = 0; i < started; i++)
+        pthread_join(threads[i], NULL);
+    pthread_mutex_destroy(&c.lock);
+    d->counted = c.err.class == ERR_NONE;
+    if (d->counted)
+        return 0;
+    if (e)
+        *e = c.err;
+    return -c.err.errnum;
 }

@@ -65,6 +65,7 @@ static struct larder_feed *feed_create(struct larder *c, const struct larder_fee
     clock_cond_init(&f->changed);
     clock_cond_init(&f->space);
     clock_cond_init(&f->work);
+    clock_cond_init(&f->scouting);
     return f;
 }
 
@@ -107,6 +108,8 @@ static int make_plan(struct larder_feed *f, const struct larder_feed_options *o,
                                   .epochs = o->epochs,
                                   .pad = o->last == LARDER_LAST_PAD};
     int rc = feed_plan_init(&f->plan, &p, e);
+    if (rc == 0)
+        rc = feed_plan_init(&f->scout_plan, &p, e);
     free(counts);
     f->identity = (struct feed_state){.dataset = dataset_identity(d),
                                       .version = d->version,
@@ -127,6 +130,8 @@ static int resume(struct larder_feed *f, const struct larder_feed_options *o, st
         rc = feed_state_check(&s, &f->identity, f->dataset->name, e);
     if (rc == 0)
         rc = feed_plan_seek(&f->plan, s.epoch, s.position, e);
+    if (rc == 0)
+        rc = feed_plan_seek(&f->scout_plan, s.epoch, s.position, e);
     f->epoch = f->plan.epoch;
     f->position = f->plan.position;
     return rc;
@@ -160,6 +165,10 @@ static int start_threads(struct larder_feed *f, struct err *e)
         rc = pthread_create(&f->planner, NULL, feed_planner, f);
         f->planner_started = rc == 0;
     }
+    if (rc == 0) {
+        rc = pthread_create(&f->scout, NULL, feed_scout, f);
+        f->scout_started = rc == 0;
+    }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return rc == 0 ? 0 : err_sys(e, rc, "starting the threads of a feed");
 }
@@ -174,6 +183,7 @@ static void stop(struct larder_feed *f)
     pthread_cond_broadcast(&f->space);
     pthread_cond_broadcast(&f->work);
     pthread_cond_broadcast(&f->changed);
+    pthread_cond_broadcast(&f->scouting);
     pthread_mutex_unlock(&f->lock);
     if (f->dataset)
         f->dataset->closing = true;
@@ -181,6 +191,8 @@ static void stop(struct larder_feed *f)
         conn_stop(f->conns[i]);
     if (f->planner_started)
         pthread_join(f->planner, NULL);
+    if (f->scout_started)
+        pthread_join(f->scout, NULL);
     for (unsigned i = 0; i < f->worker_count; i++)
         pthread_join(f->workers[i], NULL);
     for (unsigned i = 0; i < f->conn_count; i++)
@@ -192,6 +204,7 @@ static void stop(struct larder_feed *f)
     for (struct list *it; (it = list_pop(&f->batches));)
         feed_batch_free(container_of(it, struct larder_batch, link));
     feed_plan_free(&f->plan);
+    feed_plan_free(&f->scout_plan);
     free(f->shard_bad);
     dataset_close(f->dataset);
     f->dataset = NULL;
@@ -203,6 +216,7 @@ static void feed_free(struct larder_feed *f)
     if (f->arena.base)
         pool_give(f->pool, f->arena.base);
     pool_destroy(f->pool);
+    pthread_cond_destroy(&f->scouting);
     pthread_cond_destroy(&f->work);
     pthread_cond_destroy(&f->space);
     pthread_cond_destroy(&f->changed);

@@ -292,6 +292,8 @@ static void fill_in(struct drafting *d)
 static void line_up(struct larder_feed *f, struct larder_batch *b)
 {
     pthread_mutex_lock(&f->lock);
+    f->batches_planned++;
+    pthread_cond_signal(&f->scouting);
     b->pending = b->piece_count + 1;
     list_add_tail(&f->batches, &b->link);
     pthread_cond_broadcast(&f->changed);

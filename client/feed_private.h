@@ -3,6 +3,8 @@
  * Inside of a feed. Threads:
  *   planner     plans batch after batch, takes memory for it, asks for its bytes (feed_batch.c)
  *   connections copy what comes to its place (dataset_read.c) and hand chunks to the workers
+ *   scout       runs some batches before the planner, so that parts and sample indexes are there in time
+ *               (feed_scout.c)
  *   workers     decode chunks, copy samples out of them, ask again after losses (feed_worker.c)
  *   consumer    whoever calls larder_feed_next (feed.c)
  *
@@ -115,18 +117,22 @@ struct larder_feed {
     struct feed_state identity; /* dataset, version, seed, window */
     uint64_t batches_per_epoch;
 
+    struct feed_plan scout_plan; /* the scout's own */
+
     /* The planner's own. */
     struct feed_plan plan;
     bool *shard_bad; /* its sample index is damaged */
     unsigned next_conn;
 
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* the consumer waits: a batch got ready, or its cause of waiting changed */
-    pthread_cond_t space;   /* the planner waits: memory was given back */
-    pthread_cond_t work;    /* workers wait */
-    pthread_t planner, workers[FEED_WORKERS_MAX];
+    pthread_cond_t changed;  /* the consumer waits: a batch got ready, or its cause of waiting changed */
+    pthread_cond_t space;    /* the planner waits: memory was given back */
+    pthread_cond_t work;     /* workers wait */
+    pthread_cond_t scouting; /* the scout waits: it is far enough ahead */
+    pthread_t planner, scout, workers[FEED_WORKERS_MAX];
     unsigned worker_count;
-    bool planner_started, planner_runs;
+    bool planner_started, scout_started, planner_runs;
+    uint64_t batches_planned;
     bool closing, planned_all;
     bool want_space; /* the planner waits for room in the arena */
     struct feed_arena arena;
@@ -176,6 +182,9 @@ void feed_chunk_came(struct ranged_read *r, struct read_piece *p);
 void feed_range_came(struct ranged_read *r, struct read_piece *p);
 /* With the lock held: p of a fetch will not come. */
 void feed_chunk_lost(struct larder_feed *f, struct feed_chunk *c, const struct err *e);
+
+/* feed_scout.c */
+void *feed_scout(void *arg);
 
 /* feed_worker.c */
 void *feed_worker(void *arg);

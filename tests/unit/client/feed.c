@@ -217,8 +217,8 @@ static void goes_on_when_connections_are_cut(void **state)
     world_make(&w, 6, 20, 20000, RECONNECT_MS);
     uint32_t *seen = calloc(corpus_samples(&w.corpus), sizeof *seen);
     struct larder_feed_options o = options();
-    struct larder_feed *f = open_feed(&w, &o);
     shelf_cut_every(w.shelf, 250000);
+    struct larder_feed *f = open_feed(&w, &o);
     while (take_batch(&w, f, seen) == 1)
         ;
     assert_true(shelf_cuts(w.shelf) >= 3);
