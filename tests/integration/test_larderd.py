@@ -342,3 +342,13 @@ def test_many_connections_come_and_go(tmp_path):
             assert time.monotonic() < until, "descriptors are left open"
             time.sleep(0.05)
         assert d.stop() == 0
+
+
+def test_the_manual_has_every_key(tmp_path):
+    manual = (ROOT / "server/larderd.conf.5").read_text()
+    named = {word.strip(",") for line in manual.splitlines() if line.startswith(".It Ic") for word in line.split()[2:]}
+    known = set()
+    for section in ("server", "publish x", "tenant x"):
+        done = run("--config", write_config(tmp_path, f"[{section}]\nno_such_key = 1\n"))
+        known |= set(done.stderr.split("it may have ")[1].strip().split(", "))
+    assert known - {""} == named - {""}

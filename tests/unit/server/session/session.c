@@ -15,13 +15,11 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-#include "format/index.h"
-#include "format/version.h"
 #include "server/obs/metrics.h"
+#include "tests/support/handmade.h"
 #include "tests/support/served.h"
 
-#define STEP       100u
-#define CHUNKS     3u
+#define CHUNKS     PART_CHUNKS
 #define CHUNK_SIZE (1u << 20)
 
 static struct channel_config *writer(void)
@@ -34,20 +32,6 @@ static struct channel_config *reader(void)
     return served_user("acme", ROLE_READER);
 }
 
-static struct id id_of(uint8_t first)
-{
-    struct id id = {{first, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}};
-    return id;
-}
-
-/* Saving one part by hand: run, attempt, segment with CHUNKS chunks of raw bytes, sealed. */
-struct part {
-    struct id run, attempt, segment;
-    uint8_t *bytes; /* as stored, from chunk 0's offset on */
-    uint64_t bytes_offset, file_bytes;
-    uint8_t digest[SHA256_BYTES];
-};
-
 static void expect(struct caller *c, uint16_t opcode, struct buf *b, enum err_class class)
 {
     struct answer a;
@@ -58,178 +42,39 @@ static void expect(struct caller *c, uint16_t opcode, struct buf *b, enum err_cl
     answer_free(&a);
 }
 
-static void open_run(struct caller *c, struct part *p)
+static void tell(struct caller *c, uint16_t opcode, struct buf b, struct slice tail)
 {
-    struct buf b = {0};
-    struct msg_run_open open = {.kind = 1, .name = slice_str("run"), .create = 1, .run_id = p->run};
-    msg_run_open_encode(&open, &b);
     struct answer a;
-    struct msg_run_open_reply reply;
-    if (caller_call(c, OP_RUN_OPEN, &b, &a) != ERR_NONE)
-        fail_msg("run_open: %s", a.err.text);
-    struct rcur in = rcur_of(a.payload, a.header.payload_bytes);
-    assert_int_equal(msg_run_open_reply_decode(&in, &reply, NULL), 0);
-    p->run = reply.run_id;
-    answer_free(&a);
-    struct msg_attempt attempt = {.run_id = p->run, .attempt = p->attempt, .world = 2};
-    msg_attempt_encode(&attempt, &b);
-    expect(c, OP_ATTEMPT, &b, ERR_NONE);
-}
-
-static void create_segment(struct caller *c, const struct part *p)
-{
-    uint8_t header[BLOCK_BYTES];
-    struct segment_header h = {.version = SEGMENT_VERSION,
-                               .suite = SUITE_AES256GCM_HKDF_SHA256,
-                               .segment_id = p->segment,
-                               .run_id = p->run,
-                               .attempt = p->attempt,
-                               .step = STEP,
-                               .world = 2,
-                               .salt = {1},
-                               .dek_id = id_of(9),
-                               .commitment = {2},
-                               .tenant = "acme"};
-    struct buf b = {0};
-    segment_header_encode(&h, header);
-    struct msg_segment_create m = {.run_id = p->run,
-                                   .chunks = CHUNKS,
-                                   .reserve_bytes = p->file_bytes,
-                                   .header = SLICE(header, sizeof header)};
-    msg_segment_create_encode(&m, &b);
-    expect(c, OP_SEGMENT_CREATE, &b, ERR_NONE);
-}
-
-static struct buf chunk_message(const struct part *p, uint32_t number, const struct chunk_entry *entry)
-{
-    struct buf b = {0};
-    struct msg_segment_chunk m = {.segment = p->segment, .number = number};
-    chunk_entry_encode(entry, m.entry.bytes);
-    msg_segment_chunk_encode(&m, &b);
-    return b;
-}
-
-static struct chunk_entry chunk_entry_of(const struct part *p, uint32_t number)
-{
-    const uint8_t *bytes = p->bytes + (size_t)number * CHUNK_SIZE;
-    return (struct chunk_entry){.offset = p->bytes_offset + (uint64_t)number * CHUNK_SIZE,
-                                .stored_bytes = CHUNK_SIZE,
-                                .plain_bytes = CHUNK_SIZE - TAG_BYTES,
-                                .codec = CODEC_RAW,
-                                .dtype = DTYPE_U8,
-                                .stored_hash = hash128(bytes, CHUNK_SIZE)};
-}
-
-static void send_chunks(struct caller *c, const struct part *p)
-{
-    for (uint32_t i = 0; i < CHUNKS; i++) {
-        struct chunk_entry entry = chunk_entry_of(p, i);
-        struct buf b = chunk_message(p, i, &entry);
-        caller_send(c, OP_SEGMENT_CHUNK, 0, &b, SLICE(p->bytes + (size_t)i * CHUNK_SIZE, CHUNK_SIZE));
-    }
-    for (uint32_t i = 0; i < CHUNKS; i++) {
-        struct answer a;
-        assert_true(caller_answer(c, &a));
-        if (a.err.class != ERR_NONE)
-            fail_msg("chunk: %s", a.err.text);
-        answer_free(&a);
-    }
-}
-
-static void seal(struct caller *c, struct part *p)
-{
-    struct chunk_entry entries[CHUNKS];
-    struct buf index = {0}, b = {0};
-    uint8_t trailer[BLOCK_BYTES];
-    for (uint32_t i = 0; i < CHUNKS; i++)
-        entries[i] = chunk_entry_of(p, i);
-    assert_int_equal(index_public_encode(entries, CHUNKS, &index, NULL), 0);
-    size_t public_bytes = index.n;
-    buf_zeros(&index, 64); /* the server cannot look into the sealed part */
-    sha256(index.p, index.n, p->digest);
-    struct segment_trailer t = {.version = SEGMENT_VERSION,
-                                .segment_id = p->segment,
-                                .file_bytes = p->file_bytes,
-                                .index_offset = p->bytes_offset + CHUNKS * CHUNK_SIZE,
-                                .index_bytes = index.n,
-                                .index_public_bytes = public_bytes,
-                                .chunks = CHUNKS};
-    memcpy(t.index_digest, p->digest, sizeof p->digest);
-    segment_trailer_encode(&t, trailer);
-    struct msg_segment_index m = {.segment = p->segment};
-    struct answer a;
-    msg_segment_index_encode(&m, &b);
-    caller_send(c, OP_SEGMENT_INDEX, 0, &b, SLICE(index.p, index.n));
+    caller_send(c, opcode, 0, &b, tail);
     assert_true(caller_answer(c, &a));
     if (a.err.class != ERR_NONE)
-        fail_msg("index: %s", a.err.text);
+        fail_msg("%s: %s", opcode_name(opcode), a.err.text);
     answer_free(&a);
+}
+
+static void begin_part(struct caller *c, struct handmade *p)
+{
+    handmade_make(p, CHUNK_SIZE, 0);
+    tell(c, OP_RUN_OPEN, handmade_run_open(p), (struct slice){0});
+    tell(c, OP_ATTEMPT, handmade_attempt(p), (struct slice){0});
+    tell(c, OP_SEGMENT_CREATE, handmade_create(p, "acme"), (struct slice){0});
+}
+
+static void finish_part(struct caller *c, struct handmade *p)
+{
+    struct buf index = {0};
+    for (uint32_t i = 0; i < CHUNKS; i++)
+        tell(c, OP_SEGMENT_CHUNK, handmade_chunk(p, i), handmade_chunk_tail(p, i));
+    struct buf b = handmade_index(p, &index);
+    tell(c, OP_SEGMENT_INDEX, b, SLICE(index.p, index.n));
     buf_free(&index);
-    struct msg_segment_seal s = {.segment = p->segment, .trailer = SLICE(trailer, sizeof trailer)};
-    msg_segment_seal_encode(&s, &b);
-    expect(c, OP_SEGMENT_SEAL, &b, ERR_NONE);
+    tell(c, OP_SEGMENT_SEAL, handmade_seal(p), (struct slice){0});
 }
 
-static void part_fill(struct part *p)
+static void part_save(struct caller *c, struct handmade *p)
 {
-    memset(p, 0, sizeof *p);
-    p->run = id_of(1);
-    p->attempt = id_of(2);
-    p->segment = id_of(3);
-    p->bytes = malloc(CHUNKS * CHUNK_SIZE);
-    assert_non_null(p->bytes);
-    for (uint32_t i = 0; i < CHUNKS * CHUNK_SIZE; i++)
-        p->bytes[i] = (uint8_t)(i * 2654435761u >> 24);
-    p->bytes_offset = BLOCK_BYTES;
-    p->file_bytes = p->bytes_offset + CHUNKS * CHUNK_SIZE + BLOCK_BYTES + BLOCK_BYTES;
-}
-
-static void part_save(struct caller *c, struct part *p)
-{
-    part_fill(p);
-    open_run(c, p);
-    create_segment(c, p);
-    send_chunks(c, p);
-    seal(c, p);
-}
-
-static struct buf join_message(const struct part *p, uint32_t wait_ms)
-{
-    struct buf b = {0};
-    struct msg_join m = {.run_id = p->run,
-                         .step = STEP,
-                         .attempt = p->attempt,
-                         .world = 2,
-                         .segment = p->segment,
-                         .segment_bytes = p->file_bytes,
-                         .wait_ms = wait_ms};
-    memcpy(m.index_digest.bytes, p->digest, sizeof p->digest);
-    msg_join_encode(&m, &b);
-    return b;
-}
-
-struct range {
-    uint64_t offset, bytes;
-};
-
-static struct buf read_message(const struct part *p, uint64_t credit, const struct range *ranges,
-                               uint32_t count)
-{
-    struct buf b = {0}, items = {0};
-    for (uint32_t i = 0; i < count; i++) {
-        struct msg_read_range r = {
-            .object = p->segment, .offset = ranges[i].offset, .bytes = ranges[i].bytes};
-        msg_read_range_encode(&r, &items);
-    }
-    struct msg_read m = {.source = READ_SEGMENT,
-                         .class = 1,
-                         .scope = p->run,
-                         .credit = credit,
-                         .count = count,
-                         .ranges = SLICE(items.p, items.n)};
-    msg_read_encode(&m, &b);
-    buf_free(&items);
-    return b;
+    begin_part(c, p);
+    finish_part(c, p);
 }
 
 /* Gathers a stream's bytes up to its end, or until so many have come. Returns the class it ended with. */
@@ -366,7 +211,7 @@ static void roles_bound_what_is_asked(void **state)
         caller_close(&c);
     }
     /* By what the message says: a reader may open, not make; a writer may report damage, not pin. */
-    struct msg_run_open open = {.kind = 1, .name = slice_str("x"), .create = 1, .run_id = id_of(1)};
+    struct msg_run_open open = {.kind = 1, .name = slice_str("x"), .create = 1, .run_id = handmade_id(1)};
     caller_join(&c, &s, reader());
     msg_run_open_encode(&open, &b);
     expect(&c, OP_RUN_OPEN, &b, ERR_DENIED);
@@ -552,11 +397,11 @@ static void ids_in_flight_are_unique(void **state)
     (void)state;
     struct served s;
     struct caller c;
-    struct part p;
+    struct handmade p;
     served_start(&s, &(struct served_options){0});
     caller_join(&c, &s, writer());
     part_save(&c, &p);
-    struct buf b = join_message(&p, 0);
+    struct buf b = handmade_join(&p, 0);
     uint64_t id = caller_send(&c, OP_JOIN, 0, &b, (struct slice){0});
     struct frame_header h = {.opcode = OP_STATUS, .request_id = id};
     caller_send_frame(&c, &h, (struct slice){0}, (struct slice){0});
@@ -566,7 +411,7 @@ static void ids_in_flight_are_unique(void **state)
     answer_free(&a);
     assert_true(caller_drained(&c));
     caller_close(&c);
-    free(p.bytes);
+    handmade_free(&p);
     served_stop(&s, 1000);
     nothing_left();
 }
@@ -576,12 +421,12 @@ static void joins_end_by_cancel_and_by_time(void **state)
     (void)state;
     struct served s;
     struct caller c;
-    struct part p;
+    struct handmade p;
     struct answer a;
     served_start(&s, &(struct served_options){.loop_count = 2});
     caller_join(&c, &s, writer());
     part_save(&c, &p);
-    struct buf b = join_message(&p, 0);
+    struct buf b = handmade_join(&p, 0);
     uint64_t id = caller_send(&c, OP_JOIN, 0, &b, (struct slice){0});
     expect(&c, OP_PING, NULL, ERR_NONE); /* answered meanwhile */
     caller_cancel(&c, id);
@@ -591,12 +436,12 @@ static void joins_end_by_cancel_and_by_time(void **state)
     answer_free(&a);
     caller_cancel(&c, id); /* too late: ignored */
     caller_cancel(&c, 123456);
-    b = join_message(&p, 100);
+    b = handmade_join(&p, 100);
     assert_int_equal(caller_call(&c, OP_JOIN, &b, &a), ERR_TIMEOUT);
     assert_non_null(strstr(a.err.text, "1")); /* the rank that is missing */
     answer_free(&a);
     caller_close(&c);
-    free(p.bytes);
+    handmade_free(&p);
     served_stop(&s, 1000);
     nothing_left();
 }
@@ -606,33 +451,28 @@ static void damaged_chunks_are_refused_on_arrival(void **state)
     (void)state;
     struct served s;
     struct caller c;
-    struct part p;
+    struct handmade p;
     struct answer a;
     int64_t refused = metric_get(METRIC_chunks_refused);
     served_start(&s, &(struct served_options){0});
     caller_join(&c, &s, writer());
-    part_fill(&p);
-    open_run(&c, &p);
-    create_segment(&c, &p);
-    struct chunk_entry entry = chunk_entry_of(&p, 1);
-    struct buf b = chunk_message(&p, 1, &entry);
+    begin_part(&c, &p);
+    struct buf b = handmade_chunk(&p, 1), again = handmade_chunk(&p, 1);
     p.bytes[CHUNK_SIZE + 12345] ^= 1;
     caller_send(&c, OP_SEGMENT_CHUNK, 0, &b, SLICE(p.bytes + CHUNK_SIZE, CHUNK_SIZE));
     assert_true(caller_answer(&c, &a));
     assert_int_equal(a.err.class, ERR_CORRUPT);
     assert_non_null(strstr(a.err.text, "chunk 1"));
     answer_free(&a);
-    b = chunk_message(&p, 1, &entry);
-    caller_send(&c, OP_SEGMENT_CHUNK, 0, &b, SLICE(p.bytes + CHUNK_SIZE, 100));
+    caller_send(&c, OP_SEGMENT_CHUNK, 0, &again, SLICE(p.bytes + CHUNK_SIZE, 100));
     assert_true(caller_answer(&c, &a));
     assert_int_equal(a.err.class, ERR_PROTOCOL);
     answer_free(&a);
     p.bytes[CHUNK_SIZE + 12345] ^= 1;
-    send_chunks(&c, &p); /* and the right bytes are taken after that */
-    seal(&c, &p);
+    finish_part(&c, &p); /* and the right bytes are taken after that */
     assert_int_equal(metric_get(METRIC_chunks_refused), refused + 1);
     caller_close(&c);
-    free(p.bytes);
+    handmade_free(&p);
     served_stop(&s, 1000);
     nothing_left();
 }
@@ -642,7 +482,7 @@ static void reads_give_the_bytes(void **state)
     (void)state;
     struct served s;
     struct caller c;
-    struct part p;
+    struct handmade p;
     struct range ranges[600];
     struct buf want = {0}, got = {0};
     bool ended;
@@ -656,7 +496,7 @@ static void reads_give_the_bytes(void **state)
             (struct range){p.bytes_offset + (uint64_t)i * 2477 % (CHUNKS * CHUNK_SIZE - 9000), i % 7 * 1301};
     for (uint32_t i = 0; i < 600; i++)
         buf_put(&want, p.bytes + ranges[i].offset - p.bytes_offset, ranges[i].bytes);
-    struct buf b = read_message(&p, UINT64_MAX, ranges, 600);
+    struct buf b = handmade_read(&p, UINT64_MAX, ranges, 600);
     uint64_t id = caller_send(&c, OP_READ, 0, &b, (struct slice){0});
     assert_int_equal(gather(&c, id, &got, SIZE_MAX, &ended), ERR_NONE);
     assert_true(ended);
@@ -664,14 +504,14 @@ static void reads_give_the_bytes(void **state)
     assert_memory_equal(got.p, want.p, want.n);
     /* nothing at all */
     buf_reset(&got);
-    b = read_message(&p, 0, ranges, 0);
+    b = handmade_read(&p, 0, ranges, 0);
     id = caller_send(&c, OP_READ, 0, &b, (struct slice){0});
     assert_int_equal(gather(&c, id, &got, SIZE_MAX, &ended), ERR_NONE);
     assert_true(ended && got.n == 0);
     buf_free(&got);
     buf_free(&want);
     caller_close(&c);
-    free(p.bytes);
+    handmade_free(&p);
     served_stop(&s, 1000);
     nothing_left();
 }
@@ -681,7 +521,7 @@ static void credit_holds_and_releases_a_stream(void **state)
     (void)state;
     struct served s;
     struct caller c;
-    struct part p;
+    struct handmade p;
     struct buf got = {0};
     bool ended;
     /* The deadline is far shorter than the pause. */
@@ -689,7 +529,7 @@ static void credit_holds_and_releases_a_stream(void **state)
     caller_join(&c, &s, writer());
     part_save(&c, &p);
     struct range all = {p.bytes_offset, CHUNKS * CHUNK_SIZE};
-    struct buf b = read_message(&p, 1000, &all, 1);
+    struct buf b = handmade_read(&p, 1000, &all, 1);
     uint64_t id = caller_send(&c, OP_READ, 0, &b, (struct slice){0});
     assert_int_equal(gather(&c, id, &got, 1000, &ended), ERR_NONE);
     assert_int_equal(got.n, 1000);
@@ -709,7 +549,7 @@ static void credit_holds_and_releases_a_stream(void **state)
     expect(&c, OP_PING, NULL, ERR_NONE);
     buf_free(&got);
     caller_close(&c);
-    free(p.bytes);
+    handmade_free(&p);
     served_stop(&s, 1000);
     nothing_left();
 }
@@ -719,7 +559,7 @@ static void streams_share_a_session(void **state)
     (void)state;
     struct served s;
     struct caller c;
-    struct part p;
+    struct handmade p;
     struct answer a;
     uint64_t ids[8];
     size_t got[8] = {0}, ended = 0;
@@ -728,13 +568,13 @@ static void streams_share_a_session(void **state)
     caller_join(&c, &s, writer());
     part_save(&c, &p);
     struct range all = {p.bytes_offset, CHUNKS * CHUNK_SIZE};
-    struct buf b = read_message(&p, 0, &all, 1);
+    struct buf b = handmade_read(&p, 0, &all, 1);
     ids[0] = caller_send(&c, OP_READ, 0, &b, (struct slice){0}); /* paused for good */
     for (int i = 1; i < 8; i++) {
-        b = read_message(&p, UINT64_MAX, &all, 1);
+        b = handmade_read(&p, UINT64_MAX, &all, 1);
         ids[i] = caller_send(&c, OP_READ, 0, &b, (struct slice){0});
     }
-    b = read_message(&p, 1, &all, 1);
+    b = handmade_read(&p, 1, &all, 1);
     uint64_t refused = caller_send(&c, OP_READ, 0, &b, (struct slice){0});
     while (ended < 8) { /* the seven, and the refusal */
         assert_true(caller_answer(&c, &a));
@@ -758,7 +598,7 @@ static void streams_share_a_session(void **state)
     assert_int_equal(a.err.class, ERR_CANCELLED);
     answer_free(&a);
     caller_close(&c);
-    free(p.bytes);
+    handmade_free(&p);
     served_stop(&s, 1000);
     nothing_left();
 }
@@ -768,7 +608,7 @@ static void what_cannot_be_read_is_named(void **state)
     (void)state;
     struct served s;
     struct caller c, other;
-    struct part p;
+    struct handmade p;
     struct answer a;
     char absent[ERR_TEXT_BYTES];
     served_start(&s, &(struct served_options){0});
@@ -776,35 +616,35 @@ static void what_cannot_be_read_is_named(void **state)
     part_save(&c, &p);
     /* beyond the end */
     struct range beyond = {p.file_bytes - 100, 200};
-    struct buf b = read_message(&p, UINT64_MAX, &beyond, 1);
+    struct buf b = handmade_read(&p, UINT64_MAX, &beyond, 1);
     assert_int_equal(caller_call(&c, OP_READ, &b, &a), ERR_CORRUPT);
     assert_non_null(strstr(a.err.text, "03010203")); /* the segment */
     answer_free(&a);
     struct range far = {1ull << 50, 1};
-    b = read_message(&p, UINT64_MAX, &far, 1);
+    b = handmade_read(&p, UINT64_MAX, &far, 1);
     expect(&c, OP_READ, &b, ERR_LIMIT);
     struct range wraps = {UINT64_MAX, 2};
-    b = read_message(&p, UINT64_MAX, &wraps, 1);
+    b = handmade_read(&p, UINT64_MAX, &wraps, 1);
     expect(&c, OP_READ, &b, ERR_LIMIT);
     /* absent, and another tenant's, look alike */
     struct range first = {0, 10};
-    struct part none = p;
+    struct handmade none = p;
     none.segment.bytes[0] ^= 1;
-    b = read_message(&none, UINT64_MAX, &first, 1);
+    b = handmade_read(&none, UINT64_MAX, &first, 1);
     assert_int_equal(caller_call(&c, OP_READ, &b, &a), ERR_NOT_FOUND);
     snprintf(absent, sizeof absent, "%s", a.err.text);
     answer_free(&a);
     caller_join(&other, &s, served_user("rival", ROLE_ADMIN));
-    b = read_message(&none, UINT64_MAX, &first, 1);
+    b = handmade_read(&none, UINT64_MAX, &first, 1);
     assert_int_equal(caller_call(&other, OP_READ, &b, &a), ERR_NOT_FOUND);
     assert_string_equal(a.err.text, absent);
     answer_free(&a);
-    b = read_message(&p, UINT64_MAX, &first, 1);
+    b = handmade_read(&p, UINT64_MAX, &first, 1);
     assert_int_equal(caller_call(&other, OP_READ, &b, &a), ERR_NOT_FOUND);
     answer_free(&a);
     caller_close(&other);
     caller_close(&c);
-    free(p.bytes);
+    handmade_free(&p);
     served_stop(&s, 1000);
     nothing_left();
 }
@@ -815,7 +655,7 @@ static void disconnects_leave_nothing(void **state)
     (void)state;
     struct served s;
     struct caller first, c;
-    struct part p;
+    struct handmade p;
     served_start(&s, &(struct served_options){.loop_count = 2});
     caller_join(&first, &s, writer());
     part_save(&first, &p);
@@ -829,17 +669,16 @@ static void disconnects_leave_nothing(void **state)
         }
         caller_join(&c, &s, writer());
         if (i % 6 == 2) { /* a join waits */
-            b = join_message(&p, 0);
+            b = handmade_join(&p, 0);
             caller_send(&c, OP_JOIN, 0, &b, (struct slice){0});
         } else if (i % 6 == 3) { /* a stream is running, and one is paused */
-            b = read_message(&p, UINT64_MAX, &all, 1);
+            b = handmade_read(&p, UINT64_MAX, &all, 1);
             caller_send(&c, OP_READ, 0, &b, (struct slice){0});
-            b = read_message(&p, 0, &all, 1);
+            b = handmade_read(&p, 0, &all, 1);
             caller_send(&c, OP_READ, 0, &b, (struct slice){0});
         } else if (i % 6 == 4) { /* a chunk is on its way */
-            struct chunk_entry entry = chunk_entry_of(&p, 0);
-            b = chunk_message(&p, 0, &entry);
-            caller_send(&c, OP_SEGMENT_CHUNK, 0, &b, SLICE(p.bytes, CHUNK_SIZE));
+            b = handmade_chunk(&p, 0);
+            caller_send(&c, OP_SEGMENT_CHUNK, 0, &b, handmade_chunk_tail(&p, 0));
         } else if (i % 6 == 5) { /* status and half a frame */
             caller_send(&c, OP_STATUS, 0, NULL, (struct slice){0});
             caller_send_raw(&c, "\x17\3\3\1", 4);
@@ -859,7 +698,7 @@ static void disconnects_leave_nothing(void **state)
     assert_true(figure(o, "class_save_admitted_bytes") > 0);
     json_decref(o);
     caller_close(&c);
-    free(p.bytes);
+    handmade_free(&p);
     served_stop(&s, 1000);
     nothing_left();
 }
@@ -894,7 +733,7 @@ static void a_stop_finishes_or_fails_what_runs(void **state)
     (void)state;
     struct served s;
     struct caller c, idle;
-    struct part p;
+    struct handmade p;
     struct answer a;
     struct buf got = {0};
     bool ended;
@@ -903,11 +742,11 @@ static void a_stop_finishes_or_fails_what_runs(void **state)
     caller_join(&idle, &s, reader());
     part_save(&c, &p);
     struct range all = {p.bytes_offset, CHUNKS * CHUNK_SIZE};
-    struct buf b = join_message(&p, 0);
+    struct buf b = handmade_join(&p, 0);
     uint64_t join = caller_send(&c, OP_JOIN, 0, &b, (struct slice){0});
-    b = read_message(&p, 0, &all, 1);
+    b = handmade_read(&p, 0, &all, 1);
     uint64_t paused = caller_send(&c, OP_READ, 0, &b, (struct slice){0});
-    b = read_message(&p, 1 << 20, &all, 1);
+    b = handmade_read(&p, 1 << 20, &all, 1);
     uint64_t slow = caller_send(&c, OP_READ, 0, &b, (struct slice){0});
     assert_int_equal(gather(&c, slow, &got, 1 << 19, &ended), ERR_NONE);
     served_stop_begin(&s, 60000);
@@ -930,7 +769,7 @@ static void a_stop_finishes_or_fails_what_runs(void **state)
     assert_int_equal(s.failed, 3);
     assert_int_equal(s.finished, 0);
     buf_free(&got);
-    free(p.bytes);
+    handmade_free(&p);
     nothing_left();
 }
 
