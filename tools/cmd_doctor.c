@@ -296,7 +296,7 @@ static int doctor_run(const struct command *cmd, int argc, char **argv)
     const char *folder = ".";
     const struct opt opts[] = {{"dir", OPT_TEXT, &folder}, {0}};
     struct report r = {0};
-    int status;
+    int status = STATUS_OK;
     if (!options_read(cmd, &argc, argv, opts, 0, 0, &common, &status))
         return status;
     r.list = common.json ? json_array() : NULL;

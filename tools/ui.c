@@ -394,19 +394,22 @@ static size_t width_of(const char *s)
     return n;
 }
 
-static void table_cell(const char *text, size_t width, bool right, bool last)
+/* Fill is written only when something follows it, so that no line ends in blanks. */
+static void table_cell(const char *text, size_t width, bool right, bool last, size_t *fill)
 {
-    size_t fill = width - width_of(text);
-    if (right)
-        printf("%*s%s", (int)fill, "", text);
-    else
-        printf("%s%*s", text, last ? 0 : (int)fill, "");
-    fputs(last ? "\n" : "  ", stdout);
+    size_t room = width - width_of(text);
+    if (text[0])
+        printf("%*s%s", (int)(*fill + (right ? room : 0)), "", text);
+    *fill = text[0] ? (right ? 0 : room) + 2 : *fill + width + 2;
+    if (last) {
+        putchar('\n');
+        *fill = 0;
+    }
 }
 
 void table_end(struct table *t)
 {
-    size_t *width = need(calloc(t->columns, sizeof *width));
+    size_t *width = need(calloc(t->columns, sizeof *width)), fill = 0;
     for (size_t c = 0; c < t->columns; c++) {
         width[c] = width_of(t->heads[c]) - (t->heads[c][0] == '>');
         for (size_t i = c; i < t->cells; i += t->columns)
@@ -414,10 +417,10 @@ void table_end(struct table *t)
     }
     for (size_t c = 0; c < t->columns; c++)
         table_cell(t->heads[c] + (t->heads[c][0] == '>'), width[c], t->heads[c][0] == '>',
-                   c + 1 == t->columns);
+                   c + 1 == t->columns, &fill);
     for (size_t i = 0; i < t->cells; i++) {
         size_t c = i % t->columns;
-        table_cell(t->cell[i], width[c], t->heads[c][0] == '>', c + 1 == t->columns);
+        table_cell(t->cell[i], width[c], t->heads[c][0] == '>', c + 1 == t->columns, &fill);
         free(t->cell[i]);
     }
     free(t->cell);

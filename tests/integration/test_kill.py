@@ -61,18 +61,19 @@ def good_steps(server, run):
     return {row["step"] for row in server.json("ckpt", "ls", run) if row["state"] == "good"}
 
 
-def test_kills_lose_nothing_acknowledged(tmp_path):
+def test_kills_lose_nothing_acknowledged(tmp_path, request):
     seed = os.environ.get("LARDER_TEST_SEED", str(time.time_ns()))
     print("LARDER_TEST_SEED =", seed)
     rng = random.Random(seed)
     server = Server(tmp_path / "dev", "--listen", f"127.0.0.1:{closed_port()}")
+    request.addfinalizer(server.stop)
     writers = [Writer(server, name, tmp_path) for name in ("kept", "pruned")]
     stop = threading.Event()
     pruner = threading.Thread(target=prune_until, args=(stop, server, "pruned"))
     try:
         for thread in (*writers, pruner):
             thread.start()
-        for kill in range(KILLS):
+        for _ in range(KILLS):
             time.sleep(rng.uniform(0.2, 1.2))
             server.stop(signal.SIGKILL)
             server.start()

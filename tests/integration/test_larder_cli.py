@@ -115,6 +115,8 @@ def test_status(server):
 def test_doctor(server, tmp_path):
     got = server.json("doctor", "--dir", tmp_path)
     assert got["healthy"] is True
+    table = server.larder("doctor", "--dir", tmp_path).stdout  # its exit status is 0 as well
+    assert table.startswith("CHECK") and not any(line.endswith(" ") for line in table.splitlines())
     checks = {c["check"]: c for c in got["checks"]}
     assert set(checks) == {"io_uring", "locked memory", "huge pages", "processor", "GPU", "cuFile", "disk", "credentials",
                            "server"}
