@@ -2,9 +2,9 @@
 /*
  * Goal: what the local backend acknowledged survives a loss of power; what it did not acknowledge is there
  * whole or not at all. Method: one busy scenario (objects put, sealed and removed side by side in folders
- * that are new) on the simulator, stopped by a crash after each number of events in turn, for several seeds;
- * unsynced sectors, lengths and folder entries are lost at random. Then the store is opened again and looked
- * at. The same with failing syncs: they must never be acknowledged.
+ * that are new, or go at that moment) on the simulator, stopped by a crash after each number of events in
+ * turn, for several seeds; unsynced sectors, lengths and folder entries are lost at random. Then the store is
+ * opened again and looked at. The same with failing syncs: they must never be acknowledged.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -18,7 +18,8 @@
 #include "server/backend/backend.h"
 #include "server/io/sim.h"
 
-enum { OBJECTS = 12, SEED_COUNT = 4, BLOCKS = 3, EVENTS_MAX = 100000 };
+/* The last LATE objects are put into the folder of one that is being removed, at the same time. */
+enum { OBJECTS = 20, LATE = 6, SEED_COUNT = 4, BLOCKS = 3, EVENTS_MAX = 100000 };
 
 struct appending {
     struct backend_op op;
@@ -32,7 +33,8 @@ struct object {
     struct backend_file *file;
     unsigned appended;
     char name[32];
-    bool small, removes;
+    bool small, removes, alone;
+    unsigned folder;
     bool put_acked, removal_begun, removal_acked;
 };
 
@@ -80,6 +82,12 @@ static void put(struct backend_op *op)
     o->removal_begun = true;
     o->removal.done = removed;
     backend_remove(o->world->b, &o->removal, o->name);
+    for (unsigned i = OBJECTS - LATE; o->alone && i < OBJECTS; i++) {
+        struct object *late = &o->world->objects[i];
+        late->op.done = put;
+        if (late->folder == o->folder)
+            backend_put_new(o->world->b, &late->op, late->name, content(late), object_bytes(late));
+    }
 }
 
 static void appended(struct backend_op *op)
@@ -105,7 +113,7 @@ static void created(struct backend_op *op)
 static void opened(struct backend_op *op)
 {
     struct world *w = container_of(op, struct world, op);
-    for (size_t i = 0; op->result == 0 && i < OBJECTS; i++) {
+    for (size_t i = 0; op->result == 0 && i < OBJECTS - LATE; i++) {
         struct object *o = &w->objects[i];
         o->op.done = o->small ? put : created;
         if (o->small)
@@ -126,9 +134,15 @@ static void world_open(struct world *w, uint64_t seed, const struct sim_faults *
     for (unsigned i = 0; i < OBJECTS; i++) {
         struct object *o = &w->objects[i];
         o->world = w;
-        o->small = i % 2;
-        o->removes = i % 3 == 0;
-        snprintf(o->name, sizeof o->name, "r/%u/%s/%u", i % 4, o->small ? "c" : "s", i);
+        bool late = i >= OBJECTS - LATE;
+        o->alone = !late && i + 2 >= OBJECTS - LATE;
+        o->small = i % 2 || late || o->alone;
+        o->removes = i % 3 == 0 || o->alone;
+        o->folder = i % 2;
+        if (late || o->alone)
+            snprintf(o->name, sizeof o->name, "q/%u/x/%u", o->folder, i);
+        else
+            snprintf(o->name, sizeof o->name, "r/%u/%s/%u", i % 4, o->small ? "c" : "s", i);
     }
     w->op.done = opened;
     backend_local_open(w->loop, &w->op, "store", true, &w->b);

@@ -479,6 +479,96 @@ static void cancel_in_flight(void **state)
     close_fd(listener);
 }
 
+/* Cancels that race with data: each operation ends exactly once, and its memory may be used again at once. */
+enum { PAIRS = 16, ROUNDS = 200 };
+
+struct storm_end {
+    struct storm *storm;
+    struct io_op *receiving; /* malloc'ed for each receive, freed when it is done */
+    struct step sending;
+    int fd;
+    char byte;
+};
+struct storm {
+    struct storm_end ends[2 * PAIRS];
+    struct loop_timer timer;
+    unsigned rounds, ended, begun, received, sent;
+    uint32_t random;
+};
+struct storm_receive {
+    struct io_op op;
+    struct storm_end *end;
+};
+
+static void storm_received(struct io_op *op);
+
+static void storm_receive(struct storm_end *end)
+{
+    struct storm_receive *r = calloc(1, sizeof *r);
+    r->op.done = storm_received;
+    r->end = end;
+    end->receiving = &r->op;
+    end->storm->begun++;
+    loop_recv(rig.loop, &r->op, end->fd, &end->byte, 1);
+}
+
+static void storm_received(struct io_op *op)
+{
+    struct storm_receive *r = container_of(op, struct storm_receive, op);
+    struct storm_end *end = r->end;
+    assert_true(op->result == 1 || op->result == -ECANCELED);
+    end->storm->received += op->result == 1;
+    end->storm->ended++;
+    end->receiving = NULL;
+    memset(r, 0xa5, sizeof *r);
+    free(r);
+    if (end->storm->rounds < ROUNDS)
+        storm_receive(end);
+}
+
+static void storm_round(struct loop_timer *t)
+{
+    struct storm *s = container_of(t, struct storm, timer);
+    bool last = ++s->rounds >= ROUNDS;
+    for (int i = 0; i < 2 * PAIRS; i++) {
+        struct storm_end *end = &s->ends[i];
+        s->random = s->random * 1664525 + 1013904223;
+        if ((s->random >> 24) % 2 && (end->sending.done || !end->sending.op.done) && !last) {
+            loop_send(rig.loop, step_op(&end->sending), end->fd, "x", 1);
+            s->sent++;
+        }
+        if (last || (s->random >> 20) % 2)
+            loop_cancel(rig.loop, end->receiving);
+    }
+    if (!last)
+        loop_timer_set(rig.loop, t, loop_now_ms(rig.loop) + (s->random >> 16) % 2);
+}
+
+static void a_storm_of_cancels(void **state)
+{
+    (void)state;
+    struct storm *s = calloc(1, sizeof *s);
+    int listeners[PAIRS];
+    for (int i = 0; i < PAIRS; i++)
+        connect_pair(&listeners[i], &s->ends[2 * i].fd, &s->ends[2 * i + 1].fd);
+    s->timer.fire = storm_round;
+    s->random = 1;
+    for (int i = 0; i < 2 * PAIRS; i++) {
+        s->ends[i].storm = s;
+        storm_receive(&s->ends[i]);
+    }
+    loop_timer_set(rig.loop, &s->timer, loop_now_ms(rig.loop));
+    rig_settle(&rig);
+    assert_int_equal(s->rounds, ROUNDS);
+    assert_int_equal(s->ended, s->begun);
+    assert_true(s->received > 0 && s->received <= s->sent && s->ended > s->received);
+    for (int i = 0; i < 2 * PAIRS; i++)
+        close_fd(s->ends[i].fd);
+    for (int i = 0; i < PAIRS; i++)
+        close_fd(listeners[i]);
+    free(s);
+}
+
 /* Time and messages. */
 
 struct alarm {
@@ -681,6 +771,7 @@ int main(void)
         ON_ALL(shutdown_ends_what_waits),
         ON_ALL(cancel_ends_what_waits),
         ON_ALL(cancel_in_flight),
+        ON_ALL(a_storm_of_cancels),
         ON_ALL(timers_fire_in_order),
         ON_ALL(randomness_differs),
         ON_HOST(messages_from_threads),
