@@ -35,7 +35,8 @@ static bool slurp(const char *path, char *out, size_t size)
     return n > 0;
 }
 
-static void launch(struct daemon *d, const char *listen)
+/* False: larderd ended at once (LARDER_TEST_VERBOSE=1 shows why). */
+static bool launch(struct daemon *d, const char *listen)
 {
     char path[300], binary[300];
     const char *build = getenv("BUILD");
@@ -54,19 +55,27 @@ static void launch(struct daemon *d, const char *listen)
     }
     for (int waited = 0; !slurp(path, d->address, sizeof d->address); waited += 5) {
         int status;
-        check(waitpid(d->pid, &status, WNOHANG) ==
-              0); /* larderd did not start: LARDER_TEST_VERBOSE=1 shows why */
+        if (waitpid(d->pid, &status, WNOHANG) != 0)
+            return false;
         check(waited < START_MS);
         moment();
     }
     d->address[strcspn(d->address, "\r\n")] = 0;
+    return true;
 }
 
 void daemon_start(struct daemon *d)
 {
     snprintf(d->folder, sizeof d->folder, "/tmp/larder-test-XXXXXX");
     check(mkdtemp(d->folder) != NULL);
-    launch(d, "127.0.0.1:0");
+    /* Below the ports that the kernel gives out, so that nobody takes it while the server is restarted. */
+    for (unsigned i = 0; i < 50; i++) {
+        char listen[64];
+        snprintf(listen, sizeof listen, "127.0.0.1:%u", 12000 + ((unsigned)getpid() * 31 + i * 101) % 18000);
+        if (launch(d, listen))
+            return;
+    }
+    check(!"larderd starts");
 }
 
 void daemon_kill(struct daemon *d)
@@ -83,7 +92,8 @@ void daemon_restart(struct daemon *d)
     strcpy(listen, d->address);
     if (d->pid)
         daemon_kill(d);
-    launch(d, listen);
+    bool up = launch(d, listen);
+    check(up);
 }
 
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *at)

@@ -380,6 +380,46 @@ static void many_small_tensors(void **state)
     GOOD(larder_close(c, -1, &e));
 }
 
+/* S7: more than 2^31 elements and 4 GiB, of which 2 MiB are in memory and next to nothing is stored. */
+static void more_than_32_bits_can_count(void **state)
+{
+    (void)state;
+    struct larder_error e;
+    enum { ROW = MIB, ROWS = 1100 };
+    uint16_t *rows = malloc(2 * ROW * sizeof *rows), got[8];
+    for (int i = 0; i < ROW; i++)
+        rows[i] = 3, rows[ROW + i] = 7;
+    struct larder *c = daemon_client(&server, "writer");
+    struct larder_tensor t = {.name = "huge",
+                              .dtype = LARDER_BF16,
+                              .dims = 3,
+                              .shape = {2, ROWS, ROW},
+                              .strides = {ROW, 0, 1},
+                              .data = rows};
+    save(c, "huge", 1, &t, 1);
+    struct larder_restore *r;
+    GOOD(restore_open(c, "huge", 0, &r, &e));
+    struct larder_restore_info info = LARDER_INIT(larder_restore_info);
+    GOOD(larder_restore_info(r, &info));
+    assert_true(info.plain_bytes == 2ull * ROWS * ROW * 2 && info.plain_bytes > 1ull << 32 &&
+                info.stored_bytes < 32 * MIB);
+    for (unsigned i = 0; i < 2; i++) {
+        struct larder_tensor box = {.name = "huge",
+                                    .dtype = LARDER_BF16,
+                                    .dims = 3,
+                                    .data = got + 4 * i,
+                                    .offsets = {i, i * (ROWS - 1), i * (ROW - 4)},
+                                    .lengths = {1, 1, 4}};
+        GOOD(larder_restore_add(r, &box, &e));
+    }
+    GOOD(larder_restore_run(r, &e));
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(got[i], i < 4 ? 3 : 7);
+    larder_restore_close(r);
+    free(rows);
+    GOOD(larder_close(c, -1, &e));
+}
+
 /* ---- connections and processes ---- */
 
 static void a_restore_survives_lost_connections(void **state)
@@ -460,6 +500,7 @@ int main(void)
         cmocka_unit_test(a_wrong_key_is_not_called_damage),
         cmocka_unit_test(any_box_comes_back_from_any_grid),
         cmocka_unit_test(many_small_tensors),
+        cmocka_unit_test(more_than_32_bits_can_count),
         cmocka_unit_test(a_restore_survives_lost_connections),
         cmocka_unit_test(a_forked_child_is_refused),
     };
