@@ -29,7 +29,7 @@ static void commit_item(const struct commit_entry *c, struct buf *out)
 
 void do_commit_list(struct task *t)
 {
-    struct msg_commit_list m;
+    struct msg_commit_list m = {0};
     struct buf items = {0};
     char next[24] = "";
     uint32_t count = 0;
@@ -89,7 +89,7 @@ static void fail_not_selected(struct task *t, const struct msg_commit_get *m)
 
 void do_commit_get(struct task *t)
 {
-    struct msg_commit_get m;
+    struct msg_commit_get m = {0};
     if (!task_decode(t, commit_get, &m) || !task_run_by_name(t, m.kind, m.name))
         return;
     if (m.select < SELECT_LATEST || m.select > SELECT_LATEST_GOOD) {

@@ -49,7 +49,7 @@ static void tenant_gated(struct task *t)
 
 void do_tenant_add(struct task *t)
 {
-    struct msg_tenant_add m;
+    struct msg_tenant_add m = {0};
     if (!task_decode(t, tenant_add, &m))
         return;
     struct record_tenant *record = task_own(t, sizeof *record);
@@ -113,7 +113,7 @@ static void list_reply(struct task *t, uint32_t count, struct slice next, struct
 
 void do_tenant_list(struct task *t)
 {
-    struct msg_list m;
+    struct msg_list m = {0};
     if (!task_decode(t, list, &m))
         return;
     struct tenant **all = task_own(t, (t->s->tenants_by_name.count + 1) * sizeof *all);
@@ -210,7 +210,7 @@ static void run_gated(struct task *t)
 
 void do_run_open(struct task *t)
 {
-    struct msg_run_open m;
+    struct msg_run_open m = {0};
     if (!task_decode(t, run_open, &m))
         return;
     if (run_name_check(m.name.p, m.name.n, t->err) < 0) {
@@ -271,7 +271,7 @@ static void run_item(const struct run *r, struct buf *out)
 
 void do_run_list(struct task *t)
 {
-    struct msg_run_list m;
+    struct msg_run_list m = {0};
     if (!task_decode(t, run_list, &m))
         return;
     struct run **all = task_own(t, (t->tenant->runs.count + 1) * sizeof *all);
@@ -439,7 +439,7 @@ static void destroy_gated(struct task *t)
 
 void do_run_destroy(struct task *t)
 {
-    struct msg_run_destroy m;
+    struct msg_run_destroy m = {0};
     if (!task_decode(t, run_destroy, &m) || !task_run_by_name(t, m.kind, m.name))
         return;
     struct destroy *d = task_own(t, sizeof *d);
@@ -513,7 +513,7 @@ static void envelope_gated(struct task *t)
 
 void do_envelope_put(struct task *t)
 {
-    struct msg_envelope_put m;
+    struct msg_envelope_put m = {0};
     if (!task_decode(t, envelope_put, &m) || !task_run_by_id(t, &m.run_id))
         return;
     struct envelope_job *job = task_own(t, sizeof *job);
@@ -573,7 +573,7 @@ static void drop_gated(struct task *t)
 
 void do_envelope_drop(struct task *t)
 {
-    struct msg_envelope_drop m;
+    struct msg_envelope_drop m = {0};
     if (!task_decode(t, envelope_drop, &m) || !task_run_by_id(t, &m.run_id))
         return;
     struct envelope_job *job = task_own(t, sizeof *job);
@@ -662,7 +662,7 @@ static void attempt_gated(struct task *t)
 
 void do_attempt(struct task *t)
 {
-    struct msg_attempt m;
+    struct msg_attempt m = {0};
     if (!task_decode(t, attempt, &m) || !task_run_by_id(t, &m.run_id))
         return;
     static const struct id zero;

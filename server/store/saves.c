@@ -693,7 +693,7 @@ static void commit_refused(struct task *t, struct save *v, const struct msg_comm
 
 void do_commit(struct task *t)
 {
-    struct msg_commit m;
+    struct msg_commit m = {0};
     char text[256];
     if (!task_decode(t, commit, &m) || !task_run_by_id(t, &m.run_id))
         return;
@@ -733,7 +733,7 @@ void do_commit(struct task *t)
 
 void do_save_abort(struct task *t)
 {
-    struct msg_save_abort m;
+    struct msg_save_abort m = {0};
     struct err why = {0};
     char text[384];
     if (!task_decode(t, save_abort, &m) || !task_run_by_id(t, &m.run_id) ||

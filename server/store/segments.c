@@ -505,7 +505,7 @@ static bool index_reserve(struct task *t, struct writer *w, size_t bytes)
 
 void do_segment_index(struct task *t)
 {
-    struct msg_segment_index m;
+    struct msg_segment_index m = {0};
     struct rcur in = rcur_of(t->op->payload, t->op->payload_bytes);
     if (msg_segment_index_decode(&in, &m, t->err) < 0) {
         task_end(t);
@@ -762,7 +762,7 @@ void do_segment_seal(struct task *t)
 
 void do_segment_discard(struct task *t)
 {
-    struct msg_segment_discard m;
+    struct msg_segment_discard m = {0};
     if (!task_decode(t, segment_discard, &m))
         return;
     struct segment *g = segment_find(t->tenant, &m.segment);
