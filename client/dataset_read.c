@@ -122,30 +122,39 @@ bool ranged_read_retriable(const struct err *e)
            e->class == ERR_CANCELLED;
 }
 
+/* A read and whoever waits for it. */
+struct waited {
+    struct ranged_read read;
+    struct waiter waiter;
+};
+
 static void wake(struct ranged_read *r)
 {
-    waiter_wake(r->arg);
+    waiter_wake(&container_of(r, struct waited, read)->waiter);
 }
 
 int ranged_read_wait(struct ranged_read *r, unsigned retry_ms, struct err *e)
 {
-    struct waiter w = WAITER_INIT;
-    r->arg = &w;
-    r->done = wake;
+    struct waited w = {.read = *r, .waiter = WAITER_INIT};
+    const struct ranged_read *now = &w.read;
+    w.read.done = wake;
     uint64_t last = clock_ms();
     for (unsigned pause_ms = 0;; pause_between(&pause_ms)) {
-        uint32_t next = r->next;
-        uint64_t into = r->into_next;
-        ranged_read_submit(r);
-        waiter_wait(&w);
-        if (r->err.class == ERR_NONE)
+        uint32_t next = now->next;
+        uint64_t into = now->into_next;
+        ranged_read_submit(&w.read);
+        waiter_wait(&w.waiter);
+        if (now->err.class == ERR_NONE)
             break;
-        if (r->next != next || r->into_next != into)
+        if (now->next != next || now->into_next != into)
             last = clock_ms();
-        if (!ranged_read_retriable(&r->err) || clock_ms() - last >= retry_ms)
+        if (!ranged_read_retriable(&now->err) || clock_ms() - last >= retry_ms)
             break;
     }
-    waiter_free(&w);
+    waiter_free(&w.waiter);
+    r->next = now->next;
+    r->into_next = now->into_next;
+    r->err = now->err;
     if (r->err.class == ERR_NONE)
         return 0;
     if (e)

@@ -49,7 +49,8 @@ void ranged_read_submit(struct ranged_read *r);
 /* Is it worth asking again after this error (a lost connection, a server that restarts)? */
 bool ranged_read_retriable(const struct err *e);
 
-/* Submits and waits; asks again after losses until retry_ms has passed without a byte. */
+/* Submits and waits; asks again after losses until retry_ms has passed without a byte. done is its own;
+ * `piece` sees a copy of r, whose outcome is in r once it returns. */
 must_check int ranged_read_wait(struct ranged_read *r, unsigned retry_ms, struct err *e);
 
 #endif

@@ -385,6 +385,48 @@ static void feeds_sealed_samples_through_cuts(void **state)
     world_end(&w);
 }
 
+static void records_are_samples_of_one_size(void **state)
+{
+    (void)state;
+    struct world w;
+    char *paths[2] = {0};
+    uint32_t words[3000][16], seen = 0;
+    world_make(&w);
+    assert_true(asprintf(&paths[0], "%s/%s", w.folder, "tokens.bin") > 0);
+    for (uint32_t i = 0; i < 3000; i++)
+        for (uint32_t k = 0; k < 16; k++)
+            words[i][k] = i * 16 + k;
+    FILE *file = fopen(paths[0], "wb");
+    assert_int_equal(fwrite(words, sizeof words[0], 3000, file), 3000);
+    assert_int_equal(fclose(file), 0);
+    struct larder_import_options o = LARDER_INIT(larder_import_options);
+    struct larder_error e = {0};
+    o.dataset = "set";
+    o.files = (const char *const *)paths;
+    o.format = LARDER_SHARD_RECORDS;
+    o.record_bytes = 63;
+    assert_int_equal(larder_dataset_import(w.client, &o, NULL, &e), -EBADMSG); /* does not divide the file */
+    o.record_bytes = 64;
+    assert_int_equal(larder_dataset_import(w.client, &o, NULL, &e), 0);
+    struct larder_feed *f = open_feed(&w, 1 << 20, 0);
+    struct larder_batch *b;
+    while (larder_feed_next(f, 20000, &b, &e) == 1) {
+        for (size_t i = 0; i < larder_batch_samples(b); i++, seen++) {
+            struct larder_sample s;
+            assert_int_equal(larder_batch_sample(b, i, &s), 0);
+            assert_int_equal(s.fields, 1);
+            assert_string_equal(s.field[0].name, "bin");
+            assert_int_equal(s.field[0].bytes, 64);
+            assert_memory_equal(s.field[0].data, words[s.number], 64);
+        }
+        larder_batch_release(b);
+    }
+    assert_int_equal(seen, 3000);
+    larder_feed_close(f);
+    free(paths[0]);
+    world_end(&w);
+}
+
 /* A byte in the first chunk of a shard's file. */
 static void damage(struct world *w, const struct corpus *c, int flips)
 {
@@ -509,6 +551,7 @@ int main(void)
         cmocka_unit_test(bad_files_leave_nothing),
         cmocka_unit_test(progress_ends_at_the_total),
         cmocka_unit_test(feeds_sealed_samples_through_cuts),
+        cmocka_unit_test(records_are_samples_of_one_size),
         cmocka_unit_test(damage_is_read_again_then_named_or_left_out),
         cmocka_unit_test(a_state_is_bound_to_its_version),
     };
