@@ -92,6 +92,12 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(SUPPORT) $(SERVER) $(CLIENT) $(GPUDIR
 	$(Q)mkdir -p $(@D)
 	$(Q)$(LINK) $^ -o $@ -lcmocka $(FORMAT_LIBS) $(SERVER_LIBS) $(CLIENT_LIBS)
 
+# Those of the tools get the tools' own objects too, without the two mains.
+$(BUILD)/tests/unit/tools/%: $(BUILD)/obj/tests/unit/tools/%.o $(filter-out %/larder.o,$(TOOLS)) $(filter-out %/main.o,$(DEMO)) $(FORMAT) $(BUILD)/liblarder.so
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(LINK) $(filter %.o,$^) -o $@ -lcmocka -L$(BUILD) -llarder -Wl,-rpath,'$(abspath $(BUILD))' $(FORMAT_LIBS) -lm
+
 tests: all $(UNIT)
 
 # Ends with "N passed, N failed, N skipped".

@@ -2,6 +2,7 @@
 /* larder ckpt save|restore: from and to safetensors files. */
 #include <errno.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,22 @@
 #include "tools/layout.h"
 
 #define STALLED_S 120 /* a save that moves nothing for so long is given up */
+
+/* A mapped file that is cut while it is read, or whose disk fails, is a signal and not an error. */
+static void on_bus_error(int number)
+{
+    static const char text[] =
+        "larder: a file shrank while it was read, or its disk failed; nothing was saved or restored\n";
+    (void)number;
+    (void)!write(2, text, sizeof text - 1);
+    _exit(STATUS_CORRUPT);
+}
+
+static void guard_maps(void)
+{
+    struct sigaction a = {.sa_handler = on_bus_error};
+    sigaction(SIGBUS, &a, NULL);
+}
 
 /* ---- save -------------------------------------------------------------------------------------------------
  */
@@ -118,6 +135,7 @@ static int save_run(const struct command *cmd, int argc, char **argv)
     o.world = 1;
     o.labels = labels;
     o.compression = (enum larder_compression)level;
+    guard_maps();
     if (st_files_open(argv + 2, (size_t)argc - 2, &files, &e) < 0)
         status = fail_err(&e);
     else if ((status = client_open_to_save(&common, &c)) == STATUS_OK)
@@ -306,6 +324,7 @@ static int restore_run(const struct command *cmd, int argc, char **argv)
         return fail_usage(cmd->name,
                           "\"%s\" must end in .safetensors, or in .safetensors%s for a set of files",
                           want.out, INDEX_SUFFIX);
+    guard_maps();
     if ((status = client_open(&common, &c)) == STATUS_OK)
         status = restore(c, &want);
     return client_close(c, status);

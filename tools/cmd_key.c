@@ -108,40 +108,64 @@ static int update_also(const struct rotation *r, const struct credentials *own, 
     return 0;
 }
 
-struct oldest {
-    uint32_t epoch; /* least over all runs; 0: no runs */
+struct epochs {
+    uint32_t oldest, newest; /* over all runs, of the newest epoch that each is wrapped under; 0: no runs */
 };
 
 static int look_at_epoch(void *arg, const struct larder_run_info *r)
 {
-    struct oldest *o = arg;
-    if (r->key_epoch && (!o->epoch || r->key_epoch < o->epoch))
-        o->epoch = r->key_epoch;
+    struct epochs *o = arg;
+    if (r->key_epoch && (!o->oldest || r->key_epoch < o->oldest))
+        o->oldest = r->key_epoch;
+    if (r->key_epoch > o->newest)
+        o->newest = r->key_epoch;
     return 0;
 }
 
-/* The least key epoch over all runs and datasets. 0 or an exit code. */
-static int oldest_epoch(struct larder *c, uint32_t *out)
+/* 0 or an exit code. */
+static int epochs_in_use(struct larder *c, struct epochs *out)
 {
     struct larder_error e = {0};
-    struct oldest o = {0};
-    if (larder_run_list(c, LARDER_CHECKPOINTS, look_at_epoch, &o, &e) < 0 ||
-        larder_run_list(c, LARDER_DATASETS, look_at_epoch, &o, &e) < 0)
+    *out = (struct epochs){0};
+    if (larder_run_list(c, LARDER_CHECKPOINTS, look_at_epoch, out, &e) < 0 ||
+        larder_run_list(c, LARDER_DATASETS, look_at_epoch, out, &e) < 0)
         return fail(&e);
-    *out = o.epoch;
+    return STATUS_OK;
+}
+
+/* Before any file is touched: would the server let this user do it? */
+static int may_rotate(struct larder *c, const struct rotation *r)
+{
+    struct larder_info info = LARDER_INIT(larder_info);
+    struct larder_error e = {0};
+    if (larder_info(c, &info, &e) < 0)
+        return fail(&e);
+    bool may_drop = strcmp(info.role, "operator") == 0 || strcmp(info.role, "admin") == 0;
+    if (r->drop_old && !may_drop)
+        return fail_with(STATUS_DENIED,
+                         "--drop-old needs the role operator or admin; this certificate has %s", info.role);
+    if (strcmp(info.role, "reader") == 0)
+        return fail_with(STATUS_DENIED,
+                         "key rotate needs the role writer, operator or admin; this certificate has reader");
     return STATUS_OK;
 }
 
 /* Settles the epoch to rotate to: a new one, written to the files; or that of a rotation left unfinished. */
-static int settle_epoch(struct rotation *r, uint32_t oldest)
+static int settle_epoch(struct rotation *r, const struct epochs *used)
 {
     struct credentials own = {0};
     struct err e = {0};
     int status = credentials_read(r->own, &own, &e);
     const struct kek *newest = status == 0 ? keyring_newest(&own.keks) : NULL;
     r->from_command = own.kek_command != NULL;
+    if (newest && used->newest > newest->epoch)
+        status = err_set(&e, ERR_KEY,
+                         "the tenant's keys are at epoch %" PRIu32 ", and %s ends at %" PRIu32
+                         ": somebody else rotated; get the newer key first, by key rotate --also %s from a "
+                         "file that has it",
+                         used->newest, r->own, newest->epoch, r->own);
     if (status == 0 && !r->from_command) {
-        r->resumed = newest && oldest && oldest < newest->epoch && !r->begin_new;
+        r->resumed = newest && used->oldest && used->oldest < newest->epoch && !r->begin_new;
         if (!r->resumed && (status = keyring_add_random(&own.keks, &e)) == 0)
             status = credentials_write(r->own, &own, true, &e);
         if (status == 0) {
@@ -176,15 +200,15 @@ static int rotate(const struct common *common, struct rotation *r)
 {
     struct larder_error e = {0};
     struct larder *c = NULL;
-    uint32_t oldest = 0;
+    struct epochs used;
     uint64_t runs = 0;
     bool dropped = false;
     int status = client_open(common, &c);
-    if (status == STATUS_OK)
-        status = oldest_epoch(c, &oldest);
+    if (status == STATUS_OK && (status = may_rotate(c, r)) == STATUS_OK)
+        status = epochs_in_use(c, &used);
     status = client_close(c, status);
     c = NULL;
-    if (status != STATUS_OK || (status = settle_epoch(r, oldest)) != STATUS_OK)
+    if (status != STATUS_OK || (status = settle_epoch(r, &used)) != STATUS_OK)
         return status;
     /* The library reads the file when it opens: once more, with the new key in it. */
     if ((status = client_open(common, &c)) != STATUS_OK)
@@ -192,7 +216,8 @@ static int rotate(const struct common *common, struct rotation *r)
     if (larder_key_rotate(c, r->drop_old, &runs, &e) < 0)
         status = fail(&e);
     if (status == STATUS_OK && r->drop_old && !r->from_command &&
-        (status = oldest_epoch(c, &oldest)) == STATUS_OK && (dropped = !oldest || oldest == r->epoch))
+        (status = epochs_in_use(c, &used)) == STATUS_OK &&
+        (dropped = !used.oldest || used.oldest == r->epoch))
         status = drop_from_files(r);
     if ((status = client_close(c, status)) != STATUS_OK)
         return status;

@@ -407,6 +407,51 @@ int st_files_plan(const char *out, const json_t *layout, const struct safetensor
     return status;
 }
 
+/* A file without a name, where the file system has such: an interruption leaves nothing behind. Else one with
+ * a name of its own. */
+static int file_begin(struct st_file *f, struct err *e)
+{
+    char *folder = beside(f->path, "");
+    if (!folder)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a name");
+    f->fd = open(*folder ? folder : ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    free(folder);
+    if (f->fd >= 0)
+        return 0;
+    if (asprintf(&f->temporary, "%s.XXXXXX", f->path) < 0) {
+        f->temporary = NULL;
+        return err_set(e, ERR_NO_MEMORY, "no memory for a name");
+    }
+    if ((f->fd = mkostemp(f->temporary, O_CLOEXEC)) >= 0)
+        return 0;
+    int why = errno;
+    free(f->temporary);
+    f->temporary = NULL;
+    return err_sys(e, why, "a file beside %s cannot be made", f->path);
+}
+
+/* Its name, at last. What stood there before is replaced in one step. */
+static int file_name(struct st_file *f, struct err *e)
+{
+    char of_fd[64];
+    if (!f->temporary) {
+        snprintf(of_fd, sizeof of_fd, "/proc/self/fd/%d", f->fd);
+        if (linkat(AT_FDCWD, of_fd, AT_FDCWD, f->path, AT_SYMLINK_FOLLOW) == 0)
+            return 0;
+        if (errno != EEXIST || asprintf(&f->temporary, "%s.%d.new", f->path, (int)getpid()) < 0) {
+            f->temporary = NULL;
+            return err_sys(e, errno, "%s could not be given its name", f->path);
+        }
+        if (linkat(AT_FDCWD, of_fd, AT_FDCWD, f->temporary, AT_SYMLINK_FOLLOW) < 0)
+            return err_sys(e, errno, "%s could not be given its name", f->temporary);
+    }
+    if (rename(f->temporary, f->path) < 0)
+        return err_sys(e, errno, "%s could not be given its name", f->path);
+    free(f->temporary);
+    f->temporary = NULL;
+    return 0;
+}
+
 static int file_make(struct st_file *f, struct err *e)
 {
     struct buf header = {0};
@@ -418,17 +463,8 @@ static int file_make(struct st_file *f, struct err *e)
         status = err_set(e, ERR_LIMIT, "%s would be too large", f->path);
         goto out;
     }
-    if (asprintf(&f->temporary, "%s.XXXXXX", f->path) < 0) {
-        f->temporary = NULL;
-        status = err_set(e, ERR_NO_MEMORY, "no memory for a name");
+    if ((status = file_begin(f, e)) < 0)
         goto out;
-    }
-    if ((f->fd = mkostemp(f->temporary, O_CLOEXEC)) < 0) {
-        status = err_sys(e, errno, "a file beside %s cannot be made", f->path);
-        free(f->temporary);
-        f->temporary = NULL;
-        goto out;
-    }
     int r = fchmod(f->fd, 0644) < 0 ? errno : posix_fallocate(f->fd, 0, (off_t)f->bytes);
     void *map = r ? MAP_FAILED : mmap(NULL, f->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, f->fd, 0);
     if (map == MAP_FAILED) {
@@ -476,10 +512,9 @@ int st_files_finish(struct st_files *f, const char *out, struct err *e)
         if (msync(f->file[i].map, f->file[i].bytes, MS_SYNC) < 0 || fsync(f->file[i].fd) < 0)
             return err_sys(e, errno, "%s could not be written", f->file[i].path);
     for (size_t i = 0; i < f->count; i++) {
-        if (rename(f->file[i].temporary, f->file[i].path) < 0)
-            return err_sys(e, errno, "%s could not be given its name", f->file[i].path);
-        free(f->file[i].temporary);
-        f->file[i].temporary = NULL;
+        int status = file_name(&f->file[i], e);
+        if (status < 0)
+            return status;
     }
     return f->index ? index_write(f, out, e) : 0;
 }

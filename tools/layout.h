@@ -27,8 +27,8 @@ struct st_file {
     struct safetensors header;
     uint8_t *map; /* the whole file */
     uint64_t bytes;
-    char *temporary; /* where a new file is written until it is complete; NULL for one that is read */
     int fd;
+    char *temporary; /* a new file's name until it is complete; NULL where it has no name at all till then */
 };
 struct st_files {
     struct st_file *file;

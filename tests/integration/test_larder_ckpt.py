@@ -3,8 +3,9 @@
 import json
 import os
 import random
-import subprocess
 import struct
+import subprocess
+import time
 
 import pytest
 from conftest import (CONFLICT, CORRUPT, DAMAGE, DENIED, KEY, LARDER, MISSING, OK, USAGE, WIDTHS, edited_credentials, read_safetensors,
@@ -298,3 +299,38 @@ def test_names_that_cannot_be(server, tmp_path, run):
 def run_raw(server, *words):
     return subprocess.run([str(LARDER), *words], env=dict(os.environ, LARDER_CREDENTIALS=str(server.credentials())),
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
+
+
+def test_a_killed_restore_leaves_nothing(server, tmp_path):
+    write_safetensors(tmp_path / "t.safetensors", {"w": ("U8", [30 << 20], random.Random(3).randbytes(30 << 20))})
+    server.larder("ckpt", "save", "killed", 1, tmp_path / "t.safetensors")
+    out = tmp_path / "out"
+    out.mkdir()
+    rng = random.Random(4)
+    for _ in range(6):
+        process = subprocess.Popen([str(LARDER), "ckpt", "restore", "killed", str(out / "o.safetensors")],
+                                   env=dict(os.environ, LARDER_CREDENTIALS=str(server.credentials())),
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(rng.uniform(0.02, 0.15))
+        process.kill()
+        done = process.wait()
+        assert [p.name for p in out.iterdir()] in ([], ["o.safetensors"])
+        if (out / "o.safetensors").exists():
+            assert (out / "o.safetensors").read_bytes() == (tmp_path / "t.safetensors").read_bytes(), done
+            (out / "o.safetensors").unlink()
+
+
+def test_a_file_cut_while_it_is_saved(server, tmp_path):
+    """The map's pages go away under the library: a sentence, not a signal."""
+    path = tmp_path / "t.safetensors"
+    write_safetensors(path, {"w": ("U8", [64 << 20], bytes(64 << 20))})
+    for wait in (0.02, 0.04, 0.06, 0.08):
+        process = subprocess.Popen([str(LARDER), "ckpt", "save", "cut", "1", str(path)],
+                                   env=dict(os.environ, LARDER_CREDENTIALS=str(server.credentials())),
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(wait)
+        os.truncate(path, 4096)
+        _, text = process.communicate(timeout=60)
+        assert process.returncode in (OK, CORRUPT), (process.returncode, text)
+        os.truncate(path, 0)
+        write_safetensors(path, {"w": ("U8", [64 << 20], bytes(64 << 20))})

@@ -5,9 +5,10 @@ import os
 import random
 import stat
 import subprocess
+import time
 
 import pytest
-from conftest import CONFLICT, DENIED, KEY, MISSING, SPACE, edited_credentials, read_safetensors, write_safetensors
+from conftest import CONFLICT, DENIED, KEY, LARDER, MISSING, SPACE, edited_credentials, read_safetensors, write_safetensors
 
 ONE = {"t": ("U8", [4], b"abcd")}
 
@@ -151,3 +152,40 @@ def test_quota(server, tmp_path):
     assert server.json("ckpt", "verify", "--level", "deep", credentials=out)["damaged"] == 0
     used = {t["name"]: t for t in server.json("tenant", "ls")}["small"]
     assert 1000000 < used["used_bytes"] <= used["quota_bytes"] == 2 << 20
+
+
+def test_key_rotation_asks_before_it_writes(own_server, file, tmp_path):
+    own_server.larder("ckpt", "save", "run", 1, file)
+    for role, words in (("reader", []), ("writer", ["--drop-old"])):
+        was = own_server.credentials(role).read_bytes()
+        own_server.larder("key", "rotate", *words, role=role, status=DENIED)
+        assert own_server.credentials(role).read_bytes() == was
+    own_server.larder("key", "rotate")
+    # Another user, who has not got the new key, must not make a second key of that epoch.
+    was = own_server.credentials("operator").read_bytes()
+    done = own_server.larder("key", "rotate", role="operator", status=KEY)
+    assert "epoch 2" in done.stderr and own_server.credentials("operator").read_bytes() == was
+    own_server.larder("ckpt", "show", "run", role="writer")
+
+
+def test_key_rotation_survives_kills(own_server, file, tmp_path):
+    """Killed at any moment, then called once more: every run opens, with the keys that the file holds."""
+    seed = os.environ.get("LARDER_TEST_SEED", str(random.randrange(1 << 32)))
+    print("LARDER_TEST_SEED =", seed)
+    rng = random.Random(seed)
+    for i in range(8):
+        own_server.larder("ckpt", "save", f"run {i}", 1, file)
+    env = dict(os.environ, LARDER_CREDENTIALS=str(own_server.credentials()))
+    for i in range(12):
+        process = subprocess.Popen([str(LARDER), "key", "rotate", "--drop-old"], env=env, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(rng.uniform(0, 0.2))
+        process.kill()
+        process.wait()
+        own_server.larder("ckpt", "show", f"run {i % 8}")
+    done = own_server.json("key", "rotate", "--drop-old")
+    assert epochs(own_server.credentials()) == [done["epoch"]] and done["dropped_old"]
+    for i in range(8):
+        own_server.larder("ckpt", "show", f"run {i}")
+    left = [p.name for p in own_server.folder.iterdir() if p.name.startswith("dev-admin.json")]
+    assert len(left) <= 12, left

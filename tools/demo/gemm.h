@@ -20,6 +20,8 @@ struct gemm {
     bool add;
 };
 void gemm(const struct gemm *g);
+/* The same bits, without vector instructions of our choice: for tests. */
+void gemm_portable(const struct gemm *g);
 
 /* out[j][i] = in[i][j]. */
 void transpose(const float *in, size_t rows, size_t columns, float *out);
