@@ -47,7 +47,7 @@ void host_stop(struct loop *l);
 /* For connect: makes the socket, with more flags of its type, and the address from path (host) and path2
  * (port). 0 or a negative errno. */
 must_check int host_address(struct io_req *r, int flags);
-/* A connected descriptor sends small messages at once. */
-void host_no_delay(int fd);
+/* A connected descriptor sends small messages at once, and finds out in minutes when its peer is gone. */
+void host_tune(int fd);
 
 #endif

@@ -118,9 +118,9 @@ static void finish(struct pool *p, struct io_op *op)
     struct io_req *q = io_req(op);
     int64_t result = op->result;
     if (q->code == IO_ACCEPT && result >= 0) {
-        host_no_delay((int)result);
+        host_tune((int)result);
     } else if (q->code == IO_CONNECT && result == 0) {
-        host_no_delay(q->fd);
+        host_tune(q->fd);
         result = q->fd;
     } else if (q->code == IO_CONNECT) {
         slot_drop(p, q->fd);

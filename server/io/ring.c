@@ -139,10 +139,10 @@ static void finish(struct ring *r, struct io_op *op)
         free(q->aux);
         q->aux = NULL;
     } else if (q->code == IO_ACCEPT && result >= 0) {
-        host_no_delay((int)result);
+        host_tune((int)result);
     } else if (q->code == IO_CONNECT) {
         if (result == 0 || result == -EISCONN) {
-            host_no_delay(q->fd);
+            host_tune(q->fd);
             result = q->fd;
         } else {
             close(q->fd);
