@@ -387,7 +387,7 @@ int ring_create(const struct ring_options *o, struct loop **out, struct err *e)
     struct ring *r = calloc(1, sizeof *r);
     if (!r)
         return err_set(e, ERR_NO_MEMORY, "no memory for a loop");
-    struct err local;
+    struct err local = {.class = ERR_NONE};
     e = e ? e : &local;
     int status = setup(o->entries ? o->entries : ENTRIES_DEFAULT, &r->uring);
     if (status) {
@@ -413,7 +413,7 @@ int ring_probe(char *text, size_t size, struct err *e)
 {
     struct io_uring u;
     struct utsname name;
-    struct err local;
+    struct err local = {.class = ERR_NONE};
     e = e ? e : &local;
     int status = setup(8, &u);
     if (status)
