@@ -167,9 +167,9 @@ struct larder_save_options {
     uint8_t attempt[LARDER_ID_BYTES]; /* the same on all ranks of one incarnation of the job, another after
                                         each restart. All zero: from $LARDER_ATTEMPT (hashed), or random where
                                         world is 1, else refused */
-    const void *loader_state;  /* larder_feed_state, or NULL: the attached feed's, see larder_save_feed */
-    size_t loader_state_bytes; /* <= LARDER_STATE_BYTES */
-    const char *const *labels; /* key, value, key, value, ..., NULL; may be NULL */
+    const void *loader_state;         /* what larder_feed_state gave; NULL: none */
+    size_t loader_state_bytes;        /* <= LARDER_STATE_BYTES */
+    const char *const *labels;        /* key, value, key, value, ..., NULL; may be NULL */
     enum larder_compression compression;
     enum larder_when_busy when_busy;
     int join_timeout_ms;     /* how long to wait for the other ranks; 0: the request timeout */

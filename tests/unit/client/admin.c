@@ -310,12 +310,60 @@ static void bad_credentials_are_explained(void **state)
     o.credentials = NULL;
     assert_int_equal(larder_open(&o, &c, &e), -EINVAL);
     assert_non_null(strstr(e.text, "LARDER_CREDENTIALS"));
-    /* The KEKs from a command. */
-    daemon_credentials_edit(&server, "reader", "command.json", NULL, "\"keks\"",
-                            "\"kek_command\": \"echo 1 zz\", \"ignored\"", path, sizeof path);
+}
+
+/* Opens with the KEKs from a command instead of the file; "KEY" in it stands for the real key. */
+static int open_by_command(const char *command, struct larder_error *e)
+{
+    char path[320], text[16384], list[512], wanted[512] = "\"kek_command\": \"";
+    daemon_credentials(&server, "reader", path, sizeof path);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    text[n] = 0;
+    fclose(f);
+    const char *keks = strstr(text, "\"keks\""), *end = strchr(keks, ']') + 1, *key = strstr(keks, "\"key\"");
+    assert_true(keks && key && (size_t)(end - keks) < sizeof list);
+    memcpy(list, keks, (size_t)(end - keks));
+    list[end - keks] = 0;
+    key = strchr(strchr(key + 5, ':'), '"') + 1;
+    const char *stands = strstr(command, "KEY");
+    n = strlen(wanted);
+    if (stands)
+        snprintf(wanted + n, sizeof wanted - n, "%.*s%.64s%s\"", (int)(stands - command), command, key,
+                 stands + 3);
+    else
+        snprintf(wanted + n, sizeof wanted - n, "%s\"", command);
+    daemon_credentials_edit(&server, "reader", "command.json", NULL, list, wanted, path, sizeof path);
+    struct larder_options o = LARDER_INIT(larder_options);
+    struct larder *c = NULL;
+    uint64_t step = 0;
     o.credentials = path;
-    assert_true(larder_open(&o, &c, &e) < 0);
-    assert_non_null(strstr(e.text, path));
+    o.connect_timeout_ms = 1500;
+    int rc = larder_open(&o, &c, e);
+    if (rc == 0) {
+        rc = restored_step(c, "by command", &step, e);
+        assert_true(rc < 0 || step == 4);
+        (void)larder_close(c, -1, NULL);
+    }
+    return rc;
+}
+
+static void keys_may_come_from_a_command(void **state)
+{
+    (void)state;
+    struct larder_error e;
+    struct larder *c = daemon_client(&server, "writer");
+    save_steps(c, "by command", 4, 4);
+    GOOD(larder_close(c, -1, &e));
+    GOOD(open_by_command("echo 1 KEY", &e));
+    assert_int_equal(open_by_command("echo 1 KEY; exit 3", &e), -EKEYREJECTED);
+    assert_non_null(strstr(e.text, "exit status 3"));
+    assert_true(open_by_command("echo one key", &e) < 0);
+    assert_non_null(strstr(e.text, "command.json"));
+    assert_int_equal(open_by_command("echo 1 KEY; sleep 60", &e),
+                     -ETIMEDOUT); /* not waited for without end */
+    assert_non_null(strstr(e.text, "1500 ms"));
 }
 
 static int start_server(void **state)
@@ -340,6 +388,7 @@ int main(void)
         cmocka_unit_test(keys_rotate_and_runs_are_destroyed),
         cmocka_unit_test(status_tenants_and_info),
         cmocka_unit_test(bad_credentials_are_explained),
+        cmocka_unit_test(keys_may_come_from_a_command),
     };
     return cmocka_run_group_tests(tests, start_server, stop_server);
 }
