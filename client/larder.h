@@ -254,6 +254,7 @@ struct larder_restore_info {
     uint32_t fell_back; /* how many newer ones were passed over */
     char fallback_reason[256];
     char path[128];
+    uint32_t repaired; /* boxes read from another rank's copy, because a chunk of the first was damaged */
 };
 LARDER_API int larder_restore_info(struct larder_restore *r, struct larder_restore_info *out);
 

@@ -36,6 +36,32 @@ static const struct box *region_of(const struct plan *p, const struct copy *c, s
     return whole;
 }
 
+/* Where the region of the request's box begins in memory. */
+static uint8_t *memory_of(const struct request *r, const struct tensor *t, const struct box *region)
+{
+    uint8_t *memory = r->memory;
+    for (uint32_t i = 0; i < t->dims; i++) {
+        uint64_t into = region->offsets[i] - r->offsets[i];
+        if (dtype_pack(t->dtype) > 1 && i + 1 == t->dims)
+            into = into / dtype_pack(t->dtype) * dtype_pack(t->dtype) * dtype_bits(t->dtype) / 8;
+        memory += (int64_t)into * r->strides[i];
+    }
+    return memory;
+}
+
+void plan_copy_request(const struct plan *p, const struct copy *c, struct box *box, struct request *out)
+{
+    const struct request *r = &p->requests[c->request];
+    const struct box *region = region_of(p, c, box);
+    if (region != box)
+        *box = *region;
+    *out = (struct request){.saved = r->saved,
+                            .offsets = box->offsets,
+                            .lengths = box->lengths,
+                            .strides = r->strides,
+                            .memory = memory_of(r, c->piece.tensor, box)};
+}
+
 /* From packed bytes of the piece to the request's memory. */
 static void prepare(const struct plan *p, const struct copy *c, struct box_copy *out)
 {
@@ -44,14 +70,9 @@ static void prepare(const struct plan *p, const struct copy *c, struct box_copy 
     struct box whole;
     const struct box *region = region_of(p, c, &whole);
     uint64_t begin[TENSOR_DIMS_MAX];
-    uint8_t *memory = r->memory;
-    for (uint32_t i = 0; i < t->dims; i++) {
+    for (uint32_t i = 0; i < t->dims; i++)
         begin[i] = region->offsets[i] - t->offsets[i];
-        uint64_t into = region->offsets[i] - r->offsets[i];
-        if (dtype_pack(t->dtype) > 1 && i + 1 == t->dims)
-            into = into / dtype_pack(t->dtype) * dtype_pack(t->dtype) * dtype_bits(t->dtype) / 8;
-        memory += (int64_t)into * r->strides[i];
-    }
+    uint8_t *memory = memory_of(r, t, region);
     box_copy_init(out, t->dtype, t->dims, t->lengths, begin, region->lengths, r->strides, memory);
 }
 
@@ -108,6 +129,8 @@ static int cover_by_pieces(struct plan *p, const struct catalog *c, uint32_t req
     for (uint32_t i = 0; i < r->saved->pieces && left->count > 0; i++) {
         const struct piece *piece = &c->pieces[r->saved->first + i];
         const struct tensor *t = piece->tensor;
+        if (p->usable && !p->usable(p->arg, piece))
+            continue;
         struct box cut = {0};
         memcpy(cut.offsets, t->offsets, sizeof cut.offsets);
         memcpy(cut.lengths, t->lengths, sizeof cut.lengths);
@@ -184,9 +207,10 @@ static int group_uses(struct plan *p, struct part *const *parts, struct err *e)
 }
 
 int plan_create(const struct catalog *c, struct part *const *parts, const struct request *requests,
-                size_t request_count, struct plan *out, struct err *e)
+                size_t request_count, bool (*usable)(void *arg, const struct piece *p), void *arg,
+                struct plan *out, struct err *e)
 {
-    struct plan p = {.requests = requests};
+    struct plan p = {.requests = requests, .usable = usable, .arg = arg};
     struct box_set left = {0}, taken = {0};
     int rc = request_count < UINT32_MAX ? 0 : no_memory(e);
     for (size_t i = 0; rc == 0 && i < request_count; i++)

@@ -32,6 +32,8 @@ struct use { /* of a chunk by a copy */
 
 struct plan {
     const struct request *requests;
+    bool (*usable)(void *arg, const struct piece *p);
+    void *arg;
     struct copy *copies;
     size_t copy_count, copy_cap;
     struct box_set regions;
@@ -42,9 +44,13 @@ struct plan {
     size_t item_count;
 };
 
-/* ERR_MISMATCH naming tensor and box if elements that are asked for lie in no part. */
+/* usable: may a piece be read? NULL: any. ERR_MISMATCH naming tensor and box if elements that are asked for
+ * lie in no (usable) piece. */
 must_check int plan_create(const struct catalog *c, struct part *const *parts, const struct request *requests,
-                           size_t request_count, struct plan *out, struct err *e);
+                           size_t request_count, bool (*usable)(void *arg, const struct piece *p), void *arg,
+                           struct plan *out, struct err *e);
+/* The request for just what a copy gives; boxes are written to memory of the caller's. */
+void plan_copy_request(const struct plan *p, const struct copy *c, struct box *box, struct request *out);
 /* Places a chunk's plain bytes. Different items: any number of threads. */
 void plan_place(const struct plan *p, size_t item, const uint8_t *plain, uint32_t n);
 void plan_free(struct plan *p);

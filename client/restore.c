@@ -140,7 +140,7 @@ int larder_restore_open(struct larder *c, const struct larder_restore_options *o
     return client_leave(rc, &e, error);
 }
 
-static void clear_damage(struct larder_restore *r)
+void restore_clear_damage(struct larder_restore *r)
 {
     for (size_t i = 0; i < r->damage_count; i++)
         free(r->damage[i].text);
@@ -154,7 +154,7 @@ void larder_restore_close(struct larder_restore *r)
     for (unsigned i = 0; i < r->conn_count; i++)
         conn_close(r->conns[i]);
     close_parts(r);
-    clear_damage(r);
+    restore_clear_damage(r);
     free(r->damage);
     free(r->requests);
     names_free(&r->memory);
@@ -200,6 +200,7 @@ int larder_restore_info(struct larder_restore *r, struct larder_restore_info *ou
         .fetched_bytes = atomic_load(&r->fetched_bytes),
         .loader_state_bytes = c->loader.n,
         .fell_back = r->fell_back,
+        .repaired = r->repaired,
     };
     check(c->loader.n <= sizeof i.loader_state);
     if (c->loader.n > 0)
@@ -409,117 +410,12 @@ int larder_restore_extra(struct larder_restore *r, size_t i, const char **name)
 
 /* ---- reading ---- */
 
-struct running {
-    struct larder_restore *restore;
-    struct plan plan;
-    pthread_mutex_t lock; /* of the damage list */
-    struct err first;     /* damage */
-};
-
-static void place_good(void *arg, size_t item, const uint8_t *plain, uint32_t n)
-{
-    struct running *g = arg;
-    plan_place(&g->plan, item, plain, n);
-}
-
-static int add_damage(struct larder_restore *r, const struct saved *s, uint32_t rank, uint32_t chunk,
-                      const char *text)
-{
-    if (r->damage_count == r->damage_cap) {
-        size_t cap = r->damage_cap ? 2 * r->damage_cap : 16;
-        struct damage *more = reallocarray(r->damage, cap, sizeof *more);
-        if (!more)
-            return -ENOMEM;
-        r->damage = more;
-        r->damage_cap = cap;
-    }
-    char *copy = strdup(text);
-    if (!copy)
-        return -ENOMEM;
-    r->damage[r->damage_count++] = (struct damage){.tensor = s, .rank = rank, .chunk = chunk, .text = copy};
-    return 0;
-}
-
-/* Every tensor that wanted some of the chunk is damaged. */
-static int note_damage(void *arg, size_t item, const struct err *why)
-{
-    struct running *g = arg;
-    const struct plan *p = &g->plan;
-    int rc = 0;
-    pthread_mutex_lock(&g->lock);
-    if (g->first.class == ERR_NONE)
-        g->first = *why;
-    for (size_t i = p->first_use[item]; rc == 0 && i < p->first_use[item + 1]; i++) {
-        const struct use *u = &p->uses[i];
-        const struct request *q = &p->requests[p->copies[u->copy].request];
-        rc = add_damage(g->restore, q->saved, u->rank, u->chunk, why->text);
-    }
-    pthread_mutex_unlock(&g->lock);
-    return rc;
-}
-
-static int open_conns(struct larder_restore *r, struct err *e)
-{
-    while (r->conn_count < r->conns_wanted) {
-        int rc = client_connect(r->client, &r->conns[r->conn_count], e);
-        if (rc < 0)
-            return r->conn_count > 0 ? 0 : rc; /* with fewer it is only slower */
-        r->conn_count++;
-    }
-    return 0;
-}
-
-static int damaged_error(struct running *g, struct err *e)
-{
-    struct larder_restore *r = g->restore;
-    char name[160];
-    const struct saved *s = r->damage[0].tensor;
-    *e = g->first;
-    return err_prepend(e, "tensor \"%s\" and %zu other places are damaged",
-                       err_quote(name, sizeof name, s->name.p, s->name.n), r->damage_count - 1);
-}
-
-static int run(struct larder_restore *r, struct err *e)
-{
-    struct running g = {.restore = r, .lock = PTHREAD_MUTEX_INITIALIZER};
-    clear_damage(r);
-    int rc = plan_create(&r->catalog, r->parts, r->requests + r->requests_done,
-                         r->request_count - r->requests_done, &g.plan, e);
-    if (rc < 0)
-        return rc;
-    if (g.plan.item_count > 0)
-        rc = open_conns(r, e);
-    if (rc == 0) {
-        struct fetch_job job = {
-            .client = r->client,
-            .conns = r->conns,
-            .conn_count = r->conn_count,
-            .memory_bytes = r->memory_bytes,
-            .threads = client_options(r->client)->threads,
-            .items = g.plan.items,
-            .count = g.plan.item_count,
-            .good = place_good,
-            .damaged = note_damage,
-            .arg = &g,
-            .fetched_bytes = &r->fetched_bytes,
-        };
-        rc = fetch_run(&job, e);
-    }
-    if (rc == 0)
-        r->requests_done = r->request_count;
-    if (rc == 0 && r->damage_count > 0)
-        rc = damaged_error(&g, e);
-    plan_free(&g.plan);
-    pthread_mutex_destroy(&g.lock);
-    return rc;
-}
-
 int larder_restore_run(struct larder_restore *r, struct larder_error *error)
 {
     struct err e;
     int rc = enter(r, &e);
     if (rc == 0)
-        rc = run(r, &e);
+        rc = restore_run(r, &e);
     if (rc < 0 && r)
         err_prepend(&e, "restoring step %llu of %s", (unsigned long long)r->commit.step, r->run.name);
     return client_leave(rc, &e, error);

@@ -33,8 +33,12 @@ struct larder_restore {
     size_t damage_count, damage_cap;
     size_t extra_at, extra_at_index;
     atomic_ullong fetched_bytes;
-    uint32_t fell_back;
+    uint32_t fell_back, repaired;
     char fallback_reason[256];
 };
+
+/* Reads what was asked for since the last time. */
+must_check int restore_run(struct larder_restore *r, struct err *e);
+void restore_clear_damage(struct larder_restore *r);
 
 #endif

@@ -159,6 +159,78 @@ static void damage_is_named_and_the_rest_comes_back(void **state)
     GOOD(larder_close(c, -1, &e));
 }
 
+struct replica {
+    pthread_t thread;
+    uint32_t rank;
+    uint8_t *data;
+};
+
+/* Both ranks save "both"; rank 0 more beside it, so that its segment is the larger one. */
+static void *save_replica(void *arg)
+{
+    struct replica *k = arg;
+    struct larder_error e;
+    struct larder *c = daemon_client(&server, "writer");
+    struct larder_save_options o = LARDER_INIT(larder_save_options);
+    struct larder_save *s = NULL;
+    o.run = "replica";
+    o.rank = k->rank;
+    o.world = 2;
+    o.attempt[0] = 1;
+    GOOD(larder_save_begin(c, &o, &s, &e));
+    struct larder_tensor both = bytes_of("both", k->data, 20 * MIB),
+                         alone = bytes_of("alone", k->data, 8 * MIB);
+    GOOD(larder_save_tensor(s, &both, &e));
+    if (k->rank == 0)
+        GOOD(larder_save_tensor(s, &alone, &e));
+    GOOD(larder_save_submit(s, &e));
+    GOOD(larder_save_wait(s, -1, &e));
+    larder_save_free(s);
+    GOOD(larder_close(c, -1, &e));
+    return NULL;
+}
+
+/* What one rank's part has lost, another's may still have. */
+static void a_damaged_copy_is_read_from_another_rank(void **state)
+{
+    (void)state;
+    struct larder_error e;
+    uint8_t *data = malloc(20 * MIB), *back = calloc(28 * MIB, 1);
+    fill(data, 20 * MIB);
+    struct replica ranks[2] = {{.rank = 0, .data = data}, {.rank = 1, .data = data}};
+    for (int i = 0; i < 2; i++)
+        pthread_create(&ranks[i].thread, NULL, save_replica, &ranks[i]);
+    for (int i = 0; i < 2; i++)
+        pthread_join(ranks[i].thread, NULL);
+    char path[512];
+    daemon_segment(&server, 0, path, sizeof path);
+    daemon_flip(path, 4096 + 100, 1);                        /* chunk 0, of "both" */
+    daemon_flip(path, 4096 + 5 * (4 * MIB + 4096) + 100, 1); /* chunk 5, of "alone" */
+    struct larder *c = daemon_client(&server, "reader");
+    struct larder_restore *r;
+    GOOD(restore_open(c, "replica", 0, &r, &e));
+    struct larder_tensor both = bytes_of("both", back, 20 * MIB),
+                         alone = bytes_of("alone", back + 20 * MIB, 8 * MIB);
+    GOOD(larder_restore_add(r, &both, &e));
+    GOOD(larder_restore_run(r, &e));
+    assert_memory_equal(back, data, 20 * MIB);
+    struct larder_restore_info info = LARDER_INIT(larder_restore_info); /* not in silence */
+    GOOD(larder_restore_info(r, &info));
+    assert_int_equal(info.repaired, 1);
+    GOOD(larder_restore_add(r, &alone, &e));
+    GOOD(larder_restore_add(r, &both, &e));
+    assert_int_equal(larder_restore_run(r, &e), -EBADMSG);
+    struct larder_damage d;
+    assert_int_equal(larder_restore_damage(r, 0, &d), 0);
+    assert_string_equal(d.tensor, "alone");
+    assert_true(d.rank == 0 && d.chunk == 5 && strstr(d.text, "chunk 5"));
+    assert_int_equal(larder_restore_damage(r, 1, &d), -ENOENT);
+    larder_restore_close(r);
+    free(data);
+    free(back);
+    GOOD(larder_close(c, -1, &e));
+}
+
 static int last_state(void *arg, const struct larder_commit_info *i)
 {
     *(enum larder_commit_state *)arg = i->state;
@@ -171,7 +243,7 @@ static void a_damaged_index_falls_back(void **state)
     (void)state;
     struct larder_error e;
     struct larder *c = daemon_client(&server, "writer");
-    enum { N = 16 * MIB };
+    enum { N = 36 * MIB };
     uint8_t *data = malloc(N), *back = calloc(N, 1);
     fill(data, N);
     struct larder_tensor small = bytes_of("x", data, MIB), large = bytes_of("x", data, N);
@@ -496,6 +568,7 @@ int main(void)
     printf("# seed %llu\n", (unsigned long long)rng);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(damage_is_named_and_the_rest_comes_back),
+        cmocka_unit_test(a_damaged_copy_is_read_from_another_rank),
         cmocka_unit_test(a_damaged_index_falls_back),
         cmocka_unit_test(a_wrong_key_is_not_called_damage),
         cmocka_unit_test(any_box_comes_back_from_any_grid),

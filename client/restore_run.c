@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The reading of a restore: plan, fetch, place. What is damaged is read from another rank's copy where one
+ * holds the same elements; what is left then is reported.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/restore.h"
+#include "format/base/log.h"
+
+struct bad_use { /* of a damaged chunk */
+    uint32_t rank, chunk, copy;
+    const char *text; /* in `texts` */
+};
+
+struct running {
+    struct larder_restore *restore;
+    struct plan plan;
+    pthread_mutex_t lock; /* of what follows */
+    struct bad_use *bad;
+    size_t bad_count, bad_cap;
+    struct names texts;
+    struct err first;
+};
+
+static void place_good(void *arg, size_t item, const uint8_t *plain, uint32_t n)
+{
+    struct running *g = arg;
+    plan_place(&g->plan, item, plain, n);
+}
+
+static int add_bad(struct running *g, const struct use *u, const char *text)
+{
+    if (g->bad_count == g->bad_cap) {
+        size_t cap = g->bad_cap ? 2 * g->bad_cap : 16;
+        struct bad_use *more = reallocarray(g->bad, cap, sizeof *more);
+        if (!more)
+            return -ENOMEM;
+        g->bad = more;
+        g->bad_cap = cap;
+    }
+    g->bad[g->bad_count++] =
+        (struct bad_use){.rank = u->rank, .chunk = u->chunk, .copy = u->copy, .text = text};
+    return 0;
+}
+
+static int add_damage(struct larder_restore *r, const struct saved *s, const struct bad_use *b)
+{
+    if (r->damage_count == r->damage_cap) {
+        size_t cap = r->damage_cap ? 2 * r->damage_cap : 16;
+        struct damage *more = reallocarray(r->damage, cap, sizeof *more);
+        if (!more)
+            return -ENOMEM;
+        r->damage = more;
+        r->damage_cap = cap;
+    }
+    char *copy = strdup(b->text);
+    if (!copy)
+        return -ENOMEM;
+    r->damage[r->damage_count++] =
+        (struct damage){.tensor = s, .rank = b->rank, .chunk = b->chunk, .text = copy};
+    return 0;
+}
+
+/* Everything that wanted some of the chunk. */
+static int note_damage(void *arg, size_t item, const struct err *why)
+{
+    struct running *g = arg;
+    const struct plan *p = &g->plan;
+    log_warn("%s", why->text);
+    pthread_mutex_lock(&g->lock);
+    size_t n = strlen(why->text) + 1;
+    char *text = names_alloc(&g->texts, n);
+    int rc = text ? 0 : -ENOMEM;
+    if (text)
+        memcpy(text, why->text, n);
+    if (g->first.class == ERR_NONE)
+        g->first = *why;
+    for (size_t i = p->first_use[item]; rc == 0 && i < p->first_use[item + 1]; i++)
+        rc = add_bad(g, &p->uses[i], text);
+    pthread_mutex_unlock(&g->lock);
+    return rc;
+}
+
+static int open_conns(struct larder_restore *r, struct err *e)
+{
+    while (r->conn_count < r->conns_wanted) {
+        int rc = client_connect(r->client, &r->conns[r->conn_count], e);
+        if (rc < 0)
+            return r->conn_count > 0 ? 0 : rc; /* with fewer it is only slower */
+        r->conn_count++;
+    }
+    return 0;
+}
+
+static int fetch_plan(struct running *g, struct err *e)
+{
+    struct larder_restore *r = g->restore;
+    if (g->plan.item_count == 0)
+        return 0;
+    int rc = open_conns(r, e);
+    if (rc < 0)
+        return rc;
+    struct fetch_job job = {
+        .client = r->client,
+        .conns = r->conns,
+        .conn_count = r->conn_count,
+        .memory_bytes = r->memory_bytes,
+        .threads = client_options(r->client)->threads,
+        .items = g->plan.items,
+        .count = g->plan.item_count,
+        .good = place_good,
+        .damaged = note_damage,
+        .arg = g,
+        .fetched_bytes = &r->fetched_bytes,
+    };
+    return fetch_run(&job, e);
+}
+
+/* ---- other ranks' copies ---- */
+
+static bool holds(const struct piece *p, uint32_t rank, uint32_t chunk)
+{
+    const struct tensor *t = p->tensor;
+    uint64_t chunks = t->bytes > CHUNK_PLAIN_BYTES_MAX / 4 ? (t->bytes - 1) / CHUNK_PLAIN_BYTES_MAX + 1 : 1;
+    return p->rank == rank && chunk >= t->first_chunk && chunk - t->first_chunk < chunks;
+}
+
+/* A piece without damaged chunks. */
+static bool is_whole(void *arg, const struct piece *p)
+{
+    const struct running *before = arg;
+    for (size_t i = 0; i < before->bad_count; i++)
+        if (holds(p, before->bad[i].rank, before->bad[i].chunk))
+            return false;
+    return true;
+}
+
+struct second { /* what is asked for again */
+    struct request *requests;
+    struct box *boxes;
+    size_t *of; /* entry of g->bad that each request repairs */
+    size_t count;
+};
+
+static int by_copy(const void *pa, const void *pb)
+{
+    const struct bad_use *a = pa, *b = pb;
+    return a->copy < b->copy ? -1 : a->copy > b->copy;
+}
+
+/* Those of the damaged copies that whole pieces of other ranks cover; each copy once. */
+static int choose_second(struct running *g, struct second *s, struct err *e)
+{
+    struct larder_restore *r = g->restore;
+    s->requests = calloc(g->bad_count, sizeof *s->requests);
+    s->boxes = calloc(g->bad_count, sizeof *s->boxes);
+    s->of = calloc(g->bad_count, sizeof *s->of);
+    if (!s->requests || !s->boxes || !s->of)
+        return err_set(e, ERR_NO_MEMORY, "no memory for reading damaged tensors from other ranks");
+    qsort(g->bad, g->bad_count, sizeof *g->bad, by_copy);
+    for (size_t i = 0; i < g->bad_count; i++) {
+        struct plan probe;
+        struct err ignored;
+        if (i > 0 && g->bad[i].copy == g->bad[i - 1].copy)
+            continue;
+        plan_copy_request(&g->plan, &g->plan.copies[g->bad[i].copy], &s->boxes[s->count],
+                          &s->requests[s->count]);
+        if (plan_create(&r->catalog, r->parts, &s->requests[s->count], 1, is_whole, g, &probe, &ignored) < 0)
+            continue;
+        plan_free(&probe);
+        s->of[s->count++] = i;
+    }
+    return 0;
+}
+
+/* Of the copies that were read again, those that came whole are no damage any more: they leave g->bad. */
+static void forget_repaired(struct running *g, const struct running *again, const struct second *s)
+{
+    for (size_t i = 0; i < s->count; i++) {
+        uint32_t copy = g->bad[s->of[i]].copy;
+        bool good = true;
+        for (size_t k = 0; good && k < again->bad_count; k++)
+            good = again->plan.copies[again->bad[k].copy].request != i;
+        g->restore->repaired += good;
+        for (size_t k = s->of[i]; good && k < g->bad_count && g->bad[k].copy == copy; k++)
+            g->bad[k].rank = UINT32_MAX;
+    }
+    size_t left = 0;
+    for (size_t i = 0; i < g->bad_count; i++)
+        if (g->bad[i].rank != UINT32_MAX)
+            g->bad[left++] = g->bad[i];
+    g->bad_count = left;
+}
+
+static void running_free(struct running *g)
+{
+    plan_free(&g->plan);
+    free(g->bad);
+    names_free(&g->texts);
+    pthread_mutex_destroy(&g->lock);
+}
+
+static int read_copies(struct running *g, struct err *e)
+{
+    struct larder_restore *r = g->restore;
+    struct second s = {0};
+    struct running again = {.restore = r, .lock = PTHREAD_MUTEX_INITIALIZER};
+    int rc = choose_second(g, &s, e);
+    if (rc == 0 && s.count > 0) {
+        rc = plan_create(&r->catalog, r->parts, s.requests, s.count, is_whole, g, &again.plan, e);
+        if (rc == 0)
+            rc = fetch_plan(&again, e);
+        if (rc == 0)
+            forget_repaired(g, &again, &s);
+    }
+    running_free(&again);
+    free(s.requests);
+    free(s.boxes);
+    free(s.of);
+    return rc;
+}
+
+/* ---- the whole ---- */
+
+static int report(struct running *g, struct err *e)
+{
+    struct larder_restore *r = g->restore;
+    for (size_t i = 0; i < g->bad_count; i++) {
+        const struct request *q = &g->plan.requests[g->plan.copies[g->bad[i].copy].request];
+        if (add_damage(r, q->saved, &g->bad[i]) < 0)
+            return err_set(e, ERR_NO_MEMORY, "no memory for the list of damaged tensors");
+    }
+    if (r->damage_count == 0)
+        return 0;
+    char name[160];
+    const struct saved *s = r->damage[0].tensor;
+    *e = g->first;
+    return err_prepend(e, "tensor \"%s\" and %zu other places are damaged",
+                       err_quote(name, sizeof name, s->name.p, s->name.n), r->damage_count - 1);
+}
+
+int restore_run(struct larder_restore *r, struct err *e)
+{
+    struct running g = {.restore = r, .lock = PTHREAD_MUTEX_INITIALIZER};
+    restore_clear_damage(r);
+    int rc = plan_create(&r->catalog, r->parts, r->requests + r->requests_done,
+                         r->request_count - r->requests_done, NULL, NULL, &g.plan, e);
+    if (rc == 0)
+        rc = fetch_plan(&g, e);
+    if (rc == 0 && g.bad_count > 0)
+        rc = read_copies(&g, e);
+    if (rc == 0) {
+        r->requests_done = r->request_count;
+        rc = report(&g, e);
+    }
+    running_free(&g);
+    return rc;
+}
