@@ -15,8 +15,9 @@ struct job {
     const char *run, *dataset, *report, *title;
     unsigned ranks;
     uint64_t steps, save_every, seed;
-    uint64_t kill_step; /* 0, or the save in the middle of which the last rank is killed */
-    unsigned per_micro; /* sequences of a micro-batch */
+    uint64_t kill_step;    /* 0, or the save in the middle of which the last rank is killed */
+    uint64_t kill_percent; /* how far into it, as part of what the last save took to be durable */
+    unsigned per_micro;    /* sequences of a micro-batch */
     bool resume;
     bool generate;
     uint8_t attempt[LARDER_ID_BYTES];

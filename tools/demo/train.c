@@ -29,6 +29,7 @@ static const char train_help[] =
     "  --per-micro N     sequences in each of the 12 micro-batches of a step (4)\n"
     "  --seed N          of weights, order and text positions (1)\n"
     "  --kill STEP       SIGKILL the last rank in the middle of the save of STEP\n"
+    "  --kill-percent N  how far into it, of the time that its last save took (40)\n"
     "  --resume          from the latest committed step\n"
     "  --generate        let the trained model write a few lines\n"
     "  --report FILE     write figures as JSON\n"
@@ -70,17 +71,40 @@ static int number(const char *text, uint64_t least, uint64_t most, uint64_t *out
 
 static int parse(int argc, char **argv, struct job *j)
 {
-    enum { RUN = 1, DATASET, TITLE, RANKS, STEPS, EVERY, MICRO, SEED, KILL, RESUME, GENERATE, REPORT, HELP };
-    static const struct option options[] = {{"run", 1, NULL, RUN},           {"dataset", 1, NULL, DATASET},
-                                            {"title", 1, NULL, TITLE},       {"ranks", 1, NULL, RANKS},
-                                            {"steps", 1, NULL, STEPS},       {"save-every", 1, NULL, EVERY},
-                                            {"per-micro", 1, NULL, MICRO},   {"seed", 1, NULL, SEED},
-                                            {"kill", 1, NULL, KILL},         {"resume", 0, NULL, RESUME},
-                                            {"generate", 0, NULL, GENERATE}, {"report", 1, NULL, REPORT},
-                                            {"help", 0, NULL, HELP},         {0}};
+    enum {
+        RUN = 1,
+        DATASET,
+        TITLE,
+        RANKS,
+        STEPS,
+        EVERY,
+        MICRO,
+        SEED,
+        KILL,
+        PERCENT,
+        RESUME,
+        GENERATE,
+        REPORT,
+        HELP
+    };
+    static const struct option options[] = {{"run", 1, NULL, RUN},
+                                            {"dataset", 1, NULL, DATASET},
+                                            {"title", 1, NULL, TITLE},
+                                            {"ranks", 1, NULL, RANKS},
+                                            {"steps", 1, NULL, STEPS},
+                                            {"save-every", 1, NULL, EVERY},
+                                            {"per-micro", 1, NULL, MICRO},
+                                            {"seed", 1, NULL, SEED},
+                                            {"kill", 1, NULL, KILL},
+                                            {"kill-percent", 1, NULL, PERCENT},
+                                            {"resume", 0, NULL, RESUME},
+                                            {"generate", 0, NULL, GENERATE},
+                                            {"report", 1, NULL, REPORT},
+                                            {"help", 0, NULL, HELP},
+                                            {0}};
     uint64_t ranks = 2, micro = 4;
     int opt, status = 0;
-    *j = (struct job){.title = "job", .steps = 300, .save_every = 20, .seed = 1};
+    *j = (struct job){.title = "job", .steps = 300, .save_every = 20, .seed = 1, .kill_percent = 40};
     while (status == 0 && (opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (opt) {
         case RUN: j->run = optarg; break;
@@ -92,6 +116,7 @@ static int parse(int argc, char **argv, struct job *j)
         case MICRO: status = number(optarg, 1, 64, &micro); break;
         case SEED: status = number(optarg, 0, UINT64_MAX, &j->seed); break;
         case KILL: status = number(optarg, 1, 1000000, &j->kill_step); break;
+        case PERCENT: status = number(optarg, 0, 100, &j->kill_percent); break;
         case RESUME: j->resume = true; break;
         case GENERATE: j->generate = true; break;
         case REPORT: j->report = optarg; break;
@@ -140,6 +165,17 @@ static void show(const struct job *j, const struct world *w, uint64_t *shown, bo
     fflush(stdout);
 }
 
+/* Some way into the victim's save: a part of what its last one took. */
+static void strike(const struct job *j, const struct world *w, struct crew *c, unsigned victim)
+{
+    unsigned saves = w->figures[victim].save_count;
+    double wait_s = saves ? w->figures[victim].saves[saves - 1].durable_s * (double)j->kill_percent / 100 : 0;
+    wait_s = wait_s < 0.5 ? wait_s : 0.5;
+    nanosleep(&(struct timespec){0, (long)(wait_s * 1e9)}, NULL);
+    kill(c->pids[victim], SIGKILL);
+    c->killed = true;
+}
+
 /* Forks the ranks; kills one in the middle of a save if the job asks for it; returns when all have ended. */
 static int run_ranks(const struct job *j, struct world *w, struct crew *c)
 {
@@ -167,8 +203,7 @@ static int run_ranks(const struct job *j, struct world *w, struct crew *c)
         unsigned victim = j->ranks - 1;
         if (j->kill_step && !c->killed && atomic_load(&w->staged[victim]) == j->kill_step &&
             c->pids[victim] > 0) {
-            kill(c->pids[victim], SIGKILL);
-            c->killed = true;
+            strike(j, w, c, victim);
         }
         reap(j, c);
         show(j, w, &shown, terminal);
