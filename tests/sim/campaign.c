@@ -5,8 +5,8 @@
  * all has ended well. A seed is a whole history: one that fails is played again alone, with a trace, and made
  * smaller as long as it still fails.
  *
- *   campaign [--from S] [--seeds N] [--seconds T] [--jobs N]    many
- *   campaign --seed S [--set KNOB=VALUE ...] [--trace]          one
+ *   campaign [--from S] [--seeds N] [--seconds T] [--jobs N] [--stop]    many; --stop: until one fails
+ *   campaign --seed S [--set KNOB=VALUE ...] [--trace]                   one
  */
 #include <errno.h>
 #include <signal.h>
@@ -205,6 +205,7 @@ static void report(const char *program, uint64_t seed, const char *text)
 struct campaign {
     const char *program;
     uint64_t from, seeds, seconds, failed, shown;
+    bool stop; /* at the first failure, as it is */
 };
 
 static void worker_ended(struct campaign *c, struct worker *k, int status)
@@ -215,6 +216,12 @@ static void worker_ended(struct campaign *c, struct worker *k, int status)
     c->failed++;
     k->busy = false;
     describe_end(status, k->text, sizeof k->text);
+    if (c->stop) {
+        printf("seed %llu failed: %s\n", (unsigned long long)k->seed, k->text);
+        for (unsigned i = 0; i < worker_count; i++)
+            workers[i].end = 0;
+        return;
+    }
     if (c->shown++ < FAILURES_SHOWN)
         report(c->program, k->seed, k->text);
     else
@@ -269,8 +276,8 @@ static int summary(const struct campaign *c)
     }
 #define N(x) (unsigned long long)(x)
     printf("seeds %llu from %llu (%llu played twice), events %llu, answers %llu of which errors %llu, "
-           "commits %llu, "
-           "restores %llu, prunes %llu; server: starts %llu, crashes %llu, stops %llu; ranks killed %llu, "
+           "commits %llu, restores %llu, prunes %llu; server: starts %llu, crashes %llu, stops %llu; ranks "
+           "killed %llu, "
            "attempts left running %llu; faults: cuts %llu, read %llu, write %llu, sync %llu, no space %llu, "
            "short %llu: %llu passed, %llu failed\n",
            N(seeds + c->failed), N(c->from), N(traced), N(t.events), N(t.answers), N(t.errors), N(t.commits),
@@ -298,7 +305,7 @@ static int campaign(struct campaign *c, unsigned jobs)
 static int usage(const char *program)
 {
     fprintf(stderr,
-            "usage: %s [--from SEED] [--seeds N] [--seconds N] [--jobs N]\n"
+            "usage: %s [--from SEED] [--seeds N] [--seconds N] [--jobs N] [--stop]\n"
             "       %s --seed SEED [--set KNOB=VALUE ...] [--trace]\nknobs:",
             program, program);
     for (int k = 0; k < KNOBS; k++)
@@ -315,8 +322,9 @@ int main(int argc, char **argv)
     bool one = false, trace = false;
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "0";
-        if (strcmp(argv[i], "--trace") == 0) {
-            trace = true;
+        if (strcmp(argv[i], "--trace") == 0 || strcmp(argv[i], "--stop") == 0) {
+            trace |= argv[i][2] == 't';
+            c.stop |= argv[i][2] == 's';
             continue;
         }
         if (strcmp(argv[i], "--seed") == 0) {

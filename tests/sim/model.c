@@ -300,11 +300,12 @@ void model_not_found(struct model *m, struct model_run *r, uint64_t sequence, co
 void model_empty(struct model *m, struct model_run *r, uint64_t asked_at)
 {
     m->now++;
-    for (size_t i = 0; i < r->commits.n; i++)
-        if (r->commits.at[i].known_at < asked_at && !r->commits.at[i].bad_asked)
-            broken(m, r,
-                   "no good commit was found, though sequence %" PRIu64 " was known and prune keeps the last",
-                   r->commits.at[i].sequence);
+    for (size_t i = 0; i < r->commits.n; i++) {
+        const struct model_commit *c = &r->commits.at[i];
+        if (c->known_at < asked_at && !c->bad_asked && !may_be_gone(r, c, highest_known(r)))
+            broken(m, r, "no good commit was found, though no prune may have removed sequence %" PRIu64,
+                   c->sequence);
+    }
 }
 
 size_t model_prune_asked(struct model *m, struct model_run *r, uint32_t keep_last, uint64_t keep_every)
