@@ -37,6 +37,17 @@ struct worker {
     char text[1024];
 };
 
+/* Given by hand, for every seed. */
+static const char *sets[KNOBS];
+static unsigned set_count;
+
+static void plan_of(struct plan *p, uint64_t seed)
+{
+    plan_draw(p, seed);
+    for (unsigned i = 0; i < set_count; i++)
+        check(plan_set(p, sets[i]));
+}
+
 static struct worker *workers;
 static unsigned worker_count;
 
@@ -97,7 +108,7 @@ static void work(struct worker *k)
         k->next += k->step;
         k->busy = true;
         alarm(SEED_SECONDS);
-        plan_draw(&p, k->seed);
+        plan_of(&p, k->seed);
         play(&p, &k->tally);
         if (k->seed % TRACED_EVERY == 0) {
             play_twice(&p);
@@ -191,7 +202,7 @@ static void report(const char *program, uint64_t seed, const char *text)
     char how[512], smallest[1024] = "";
     printf("seed %llu failed: %s\n  alone: %s --seed %llu --trace\n", (unsigned long long)seed, text, program,
            (unsigned long long)seed);
-    plan_draw(&p, seed);
+    plan_of(&p, seed);
     shrink(&p, smallest, sizeof smallest);
     plan_print(&p, how, sizeof how);
     if (smallest[0])
@@ -305,7 +316,7 @@ static int campaign(struct campaign *c, unsigned jobs)
 static int usage(const char *program)
 {
     fprintf(stderr,
-            "usage: %s [--from SEED] [--seeds N] [--seconds N] [--jobs N] [--stop]\n"
+            "usage: %s [--from SEED] [--seeds N] [--seconds N] [--jobs N] [--stop] [--set KNOB=VALUE ...]\n"
             "       %s --seed SEED [--set KNOB=VALUE ...] [--trace]\nknobs:",
             program, program);
     for (int k = 0; k < KNOBS; k++)
@@ -317,7 +328,7 @@ static int usage(const char *program)
 int main(int argc, char **argv)
 {
     struct campaign c = {.program = argv[0], .from = 1, .seeds = 1000};
-    struct plan p;
+    struct plan p = {0};
     unsigned jobs = (unsigned)sysconf(_SC_NPROCESSORS_ONLN);
     bool one = false, trace = false;
     for (int i = 1; i < argc; i++) {
@@ -329,10 +340,11 @@ int main(int argc, char **argv)
         }
         if (strcmp(argv[i], "--seed") == 0) {
             one = true;
-            plan_draw(&p, strtoull(value, NULL, 10));
-        } else if (strcmp(argv[i], "--set") == 0 && one) {
-            if (!plan_set(&p, value))
+            c.from = strtoull(value, NULL, 10);
+        } else if (strcmp(argv[i], "--set") == 0) {
+            if (!plan_set(&p, value) || set_count == KNOBS)
                 return usage(argv[0]);
+            sets[set_count++] = value;
         } else if (strcmp(argv[i], "--from") == 0) {
             c.from = strtoull(value, NULL, 10);
         } else if (strcmp(argv[i], "--seeds") == 0) {
@@ -346,5 +358,6 @@ int main(int argc, char **argv)
         }
         i++;
     }
+    plan_of(&p, c.from);
     return one ? play_alone(&p, trace) : campaign(&c, jobs);
 }
