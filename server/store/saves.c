@@ -768,7 +768,7 @@ struct group {
     struct id attempt;
     uint64_t step, bytes;
     uint32_t world, parts;
-    bool abandoned;
+    bool abandoned, suspect;
 };
 
 static void pending_item(const struct run *r, const struct group *g, const char *reason, uint64_t plain_bytes,
@@ -829,15 +829,22 @@ uint32_t saves_list(struct store *s, struct run *r, struct buf *out)
         if (i == GROUPS_MAX)
             break;
         if (i == n)
-            groups[n++] =
-                (struct group){.attempt = g->attempt, .step = g->step, .world = g->world, .abandoned = true};
+            groups[n++] = (struct group){.attempt = g->attempt,
+                                         .step = g->step,
+                                         .world = g->world,
+                                         .abandoned = true,
+                                         .suspect = true};
         groups[i].abandoned &= segment_abandoned(s, g);
+        groups[i].suspect &= g->suspect;
         groups[i].parts++;
         groups[i].bytes += g->state == SEGMENT_SEALED ? g->file_bytes : 0;
     }
     for (uint32_t i = 0; i < n; i++)
         pending_item(r, &groups[i],
-                     groups[i].abandoned ? "sealed, but never committed; prune removes it" : "being written",
+                     groups[i].abandoned ? "sealed, but never committed; prune removes it"
+                     : groups[i].suspect
+                         ? "kept: it stands beside a record that could not be read and may be its"
+                         : "being written",
                      0, out);
     free(groups);
     return count + n;
