@@ -186,8 +186,10 @@ static uint8_t *next_copy(struct larder_save *s, uint32_t *chunk)
 {
     struct saver *v = s->saver;
     uint8_t *slot = NULL;
-    while (!s->failed && s->next_copy < s->snapshot.chunk_count && !(slot = pool_take(s->client->staging)))
+    while (!s->failed && s->next_copy < s->snapshot.chunk_count && !(slot = pool_take(s->client->staging))) {
+        saver_go(v, s);
         pthread_cond_wait(&v->changed, &v->lock); /* workers give slots back, or the save fails */
+    }
     if (!slot)
         return NULL;
     *chunk = s->next_copy++;
@@ -296,7 +298,7 @@ static int submit(struct larder_save *s, struct err *e)
 {
     struct saver *v = s->saver;
     uint64_t start = clock_ns();
-    int rc = snapshot_plan(&s->snapshot, e);
+    int rc = snapshot_check(&s->snapshot, e);
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&v->lock);
@@ -312,6 +314,7 @@ static int submit(struct larder_save *s, struct err *e)
     take_snapshot(s);
     pthread_mutex_lock(&v->lock);
     s->copying = false;
+    saver_go(v, s);
     s->staged_ns = clock_ns();
     if (s->copied == s->snapshot.chunk_count) {
         if (s->state == LARDER_SAVE_OPEN)

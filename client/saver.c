@@ -21,6 +21,15 @@ void saver_queue(struct saver *v, struct larder_save *s, uint32_t chunk, uint8_t
     v->queue[(v->queue_at + v->queue_count++) % v->queue_cap] =
         (struct filled){.save = s, .chunk = chunk, .slot = slot};
     s->queued++;
+    if (s->going)
+        pthread_cond_broadcast(&v->changed);
+}
+
+void saver_go(struct saver *v, struct larder_save *s)
+{
+    if (s->going)
+        return;
+    s->going = true;
     pthread_cond_broadcast(&v->changed);
 }
 
@@ -30,7 +39,7 @@ static bool next_filled(struct saver *v, struct filled *out)
     for (;;) {
         if (v->queue_count > 0) {
             *out = v->queue[v->queue_at];
-            if (out->save->writer || out->save->failed) {
+            if (out->save->failed || (out->save->going && out->save->writer)) {
                 v->queue_at = (v->queue_at + 1) % v->queue_cap;
                 v->queue_count--;
                 return true;

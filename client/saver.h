@@ -45,6 +45,7 @@ struct larder_save {
     unsigned references; /* handle, thread */
     enum larder_save_state state;
     bool submitted, copying, sealed;
+    bool going;  /* workers may begin: nothing is left to copy, or all slots are full */
     bool failed; /* err tells; the thread winds up and then sets state */
     bool seen;   /* somebody was told of the failure */
     bool cancelled;
@@ -104,6 +105,9 @@ void saver_destroy(struct saver *v); /* after saver_drain */
 /* With the lock held, all of these. */
 must_check int saver_start_workers(struct saver *v, struct err *e); /* once; then nothing */
 void saver_queue(struct saver *v, struct larder_save *s, uint32_t chunk, uint8_t *slot);
+/* Workers leave the cores and the memory's bandwidth to the copy until this is called: the trainer waits for
+ * it, and for nothing else. */
+void saver_go(struct saver *v, struct larder_save *s);
 void save_fail(struct larder_save *s, const struct err *e); /* the first counts */
 void save_release(struct larder_save *s);                   /* a reference; may free s */
 void saver_reap(struct saver *v);                           /* joins threads of finished saves */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/stream.h"
 #include "format/base/utf8.h"
 
 #define SMALL_BYTES_MAX (CHUNK_PLAIN_BYTES_MAX / 4) /* as format/index.h says */
@@ -28,6 +29,87 @@ static int grow(void *table, uint32_t count, uint32_t *cap, size_t size)
 static int no_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "no memory for the description of what is saved");
+}
+
+/* ---- cutting into chunks ---- */
+
+static struct item *item_at(const struct snapshot *s, uint32_t i)
+{
+    return i & BLOB_ITEM ? &s->blob_items[i & ~BLOB_ITEM] : &s->tensor_items[i];
+}
+
+static int add_chunk(struct snapshot *s, const struct planned_chunk *c, struct err *e)
+{
+    if (s->chunk_count >= SEGMENT_CHUNKS_MAX)
+        return err_set(e, ERR_LIMIT,
+                       "one rank's part takes more than %u chunks of %u MiB; save with more ranks",
+                       SEGMENT_CHUNKS_MAX, CHUNK_PLAIN_BYTES_MAX >> 20);
+    if (grow(&s->chunks, s->chunk_count, &s->chunk_cap, sizeof *s->chunks) < 0)
+        return no_memory(e);
+    s->chunks[s->chunk_count++] = *c;
+    return 0;
+}
+
+static int plan_large(struct snapshot *s, uint32_t item, enum dtype dtype, uint64_t bytes, struct err *e)
+{
+    for (uint64_t at = 0; at < bytes; at += CHUNK_PLAIN_BYTES_MAX) {
+        uint64_t left = bytes - at;
+        struct planned_chunk c = {.first = item,
+                                  .bytes =
+                                      (uint32_t)(left < CHUNK_PLAIN_BYTES_MAX ? left : CHUNK_PLAIN_BYTES_MAX),
+                                  .offset = at,
+                                  .dtype = (uint8_t)dtype};
+        int rc = add_chunk(s, &c, e);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+static int plan_small(struct snapshot *s, struct bin *bin, uint32_t item, enum dtype dtype, uint64_t bytes,
+                      uint32_t *chunk, uint32_t *offset, struct err *e)
+{
+    if (!bin->open || s->chunks[bin->chunk].bytes + bytes > CHUNK_PLAIN_BYTES_MAX) {
+        int rc =
+            add_chunk(s, &(struct planned_chunk){.first = item, .dtype = (uint8_t)dtype, .shared = true}, e);
+        if (rc < 0)
+            return rc;
+        bin->open = true;
+        bin->chunk = s->chunk_count - 1;
+    } else {
+        item_at(s, bin->last)->next = item;
+    }
+    bin->last = item;
+    *chunk = bin->chunk;
+    *offset = s->chunks[bin->chunk].bytes;
+    s->chunks[bin->chunk].bytes += (uint32_t)bytes;
+    return 0;
+}
+
+static int plan_item(struct snapshot *s, uint32_t item, enum dtype dtype, uint64_t bytes, uint32_t *chunk,
+                     uint32_t *offset, struct err *e)
+{
+    int rc = 0;
+    *chunk = 0;
+    *offset = 0;
+    if (bytes == 0)
+        return 0;
+    s->plain_bytes += bytes;
+    if (bytes <= SMALL_BYTES_MAX) {
+        rc = plan_small(s, &s->bins[dtype], item, dtype, bytes, chunk, offset, e);
+    } else {
+        *chunk = s->chunk_count;
+        rc = plan_large(s, item, dtype, bytes, e);
+    }
+    s->incomplete |= rc < 0;
+    return rc;
+}
+
+int snapshot_check(const struct snapshot *s, struct err *e)
+{
+    if (!s->incomplete)
+        return 0;
+    return err_set(e, ERR_INVALID, "a tensor or blob could not be added to this save; begin another");
 }
 
 /* ---- tensors ---- */
@@ -76,7 +158,7 @@ static int add_name(struct snapshot *s, struct slice *name, uint32_t value, stru
 static int item_of(struct snapshot *s, const struct larder_tensor *t, const struct tensor *x,
                    struct item *out, struct err *e)
 {
-    *out = (struct item){.data = t->data, .next = NO_ITEM};
+    *out = (struct item){.data = t->data, .bytes = x->bytes, .next = NO_ITEM};
     if (x->bytes == 0) {
         out->data = NULL;
         return 0;
@@ -125,9 +207,10 @@ int snapshot_tensor(struct snapshot *s, const struct larder_tensor *t, struct er
         rc = add_name(s, &x.name, s->tensor_count, e);
     if (rc < 0)
         return rc;
-    s->tensor_items[s->tensor_count] = item;
-    s->tensors[s->tensor_count++] = x;
-    return 0;
+    uint32_t i = s->tensor_count++;
+    s->tensor_items[i] = item;
+    s->tensors[i] = x;
+    return plan_item(s, i, x.dtype, x.bytes, &s->tensors[i].first_chunk, &s->tensors[i].offset, e);
 }
 
 int snapshot_alias(struct snapshot *s, const char *name, const char *of, struct err *e)
@@ -185,112 +268,19 @@ int snapshot_blob(struct snapshot *s, const char *name, const void *p, size_t n,
         return err_set(e, ERR_INVALID, "blob \"%s\" was added to this save before", name);
     if (rc < 0)
         return no_memory(e);
-    s->blob_items[s->blob_count] = (struct item){.data = n > 0 ? p : NULL, .next = NO_ITEM};
-    s->blobs[s->blob_count++] = (struct blob){.name = kept, .bytes = n};
-    return 0;
-}
-
-/* ---- cutting into chunks ---- */
-
-struct bin {              /* the shared chunk of a dtype that is being filled */
-    uint32_t chunk, last; /* NO_ITEM: none */
-};
-
-static struct item *item_at(const struct snapshot *s, uint32_t i)
-{
-    return i < s->tensor_count ? &s->tensor_items[i] : &s->blob_items[i - s->tensor_count];
-}
-
-static int add_chunk(struct snapshot *s, const struct planned_chunk *c, struct err *e)
-{
-    if (s->chunk_count >= SEGMENT_CHUNKS_MAX)
-        return err_set(e, ERR_LIMIT,
-                       "one rank's part takes more than %u chunks of %u MiB; save with more ranks",
-                       SEGMENT_CHUNKS_MAX, CHUNK_PLAIN_BYTES_MAX >> 20);
-    if (grow(&s->chunks, s->chunk_count, &s->chunk_cap, sizeof *s->chunks) < 0)
-        return no_memory(e);
-    s->chunks[s->chunk_count++] = *c;
-    return 0;
-}
-
-static int plan_large(struct snapshot *s, uint32_t item, enum dtype dtype, uint64_t bytes, struct err *e)
-{
-    for (uint64_t at = 0; at < bytes; at += CHUNK_PLAIN_BYTES_MAX) {
-        uint64_t left = bytes - at;
-        struct planned_chunk c = {.first = item,
-                                  .bytes =
-                                      (uint32_t)(left < CHUNK_PLAIN_BYTES_MAX ? left : CHUNK_PLAIN_BYTES_MAX),
-                                  .offset = at,
-                                  .dtype = (uint8_t)dtype};
-        int rc = add_chunk(s, &c, e);
-        if (rc < 0)
-            return rc;
-    }
-    return 0;
-}
-
-static int plan_small(struct snapshot *s, struct bin *bin, uint32_t item, enum dtype dtype, uint64_t bytes,
-                      uint32_t *chunk, uint32_t *offset, struct err *e)
-{
-    if (bin->chunk == NO_ITEM || s->chunks[bin->chunk].bytes + bytes > CHUNK_PLAIN_BYTES_MAX) {
-        int rc =
-            add_chunk(s, &(struct planned_chunk){.first = item, .dtype = (uint8_t)dtype, .shared = true}, e);
-        if (rc < 0)
-            return rc;
-        bin->chunk = s->chunk_count - 1;
-    } else {
-        item_at(s, bin->last)->next = item;
-    }
-    bin->last = item;
-    *chunk = bin->chunk;
-    *offset = s->chunks[bin->chunk].bytes;
-    s->chunks[bin->chunk].bytes += (uint32_t)bytes;
-    return 0;
-}
-
-static int plan_item(struct snapshot *s, struct bin *bins, uint32_t item, enum dtype dtype, uint64_t bytes,
-                     uint32_t *chunk, uint32_t *offset, struct err *e)
-{
-    *chunk = 0;
-    *offset = 0;
-    if (bytes == 0)
-        return 0;
-    s->plain_bytes += bytes;
-    if (bytes <= SMALL_BYTES_MAX)
-        return plan_small(s, &bins[dtype], item, dtype, bytes, chunk, offset, e);
-    *chunk = s->chunk_count;
-    return plan_large(s, item, dtype, bytes, e);
-}
-
-int snapshot_plan(struct snapshot *s, struct err *e)
-{
-    struct bin bins[DTYPE_COUNT];
-    int rc = 0;
-    for (int i = 0; i < DTYPE_COUNT; i++)
-        bins[i] = (struct bin){NO_ITEM, NO_ITEM};
-    for (uint32_t i = 0; rc == 0 && i < s->tensor_count; i++) {
-        struct tensor *t = &s->tensors[i];
-        rc = plan_item(s, bins, i, t->dtype, t->bytes, &t->first_chunk, &t->offset, e);
-    }
-    for (uint32_t i = 0; rc == 0 && i < s->blob_count; i++) {
-        struct blob *b = &s->blobs[i];
-        rc = plan_item(s, bins, s->tensor_count + i, DTYPE_U8, b->bytes, &b->first_chunk, &b->offset, e);
-    }
-    return rc;
+    uint32_t i = s->blob_count++;
+    s->blob_items[i] = (struct item){.data = n > 0 ? p : NULL, .bytes = n, .next = NO_ITEM};
+    s->blobs[i] = (struct blob){.name = kept, .bytes = n};
+    return plan_item(s, BLOB_ITEM | i, DTYPE_U8, n, &s->blobs[i].first_chunk, &s->blobs[i].offset, e);
 }
 
 /* ---- taking it ---- */
-
-static uint64_t item_bytes(const struct snapshot *s, uint32_t i)
-{
-    return i < s->tensor_count ? s->tensors[i].bytes : s->blobs[i - s->tensor_count].bytes;
-}
 
 static void take_item(const struct snapshot *s, uint32_t i, uint64_t offset, size_t n, uint8_t *out)
 {
     const struct item *item = item_at(s, i);
     if (!item->strides) {
-        memcpy(out, item->data + offset, n);
+        stream_copy(out, item->data + offset, n);
         return;
     }
     const struct tensor *t = &s->tensors[i];
@@ -308,7 +298,7 @@ void snapshot_take(const struct snapshot *s, uint32_t chunk, uint8_t *out)
         return;
     }
     for (uint32_t i = c->first; i != NO_ITEM; i = item_at(s, i)->next) {
-        size_t n = (size_t)item_bytes(s, i);
+        size_t n = (size_t)item_at(s, i)->bytes;
         take_item(s, i, 0, n, out);
         out += n;
     }
@@ -320,8 +310,8 @@ void snapshot_hash(struct snapshot *s, uint32_t chunk, const uint8_t *bytes)
     if (!c->shared)
         return;
     for (uint32_t i = c->first; i != NO_ITEM; i = item_at(s, i)->next) {
-        size_t n = (size_t)item_bytes(s, i);
-        if (i < s->tensor_count)
+        size_t n = (size_t)item_at(s, i)->bytes;
+        if (!(i & BLOB_ITEM))
             s->tensors[i].plain_hash = hash128(bytes, n);
         bytes += n;
     }

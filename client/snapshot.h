@@ -12,13 +12,15 @@
 #include "client/names.h"
 #include "format/index.h"
 
-#define NO_ITEM UINT32_MAX
+#define NO_ITEM   UINT32_MAX
+#define BLOB_ITEM (1u << 31) /* of an item's number: what is left is that of a blob, not of a tensor */
 
-/* Where a tensor's or blob's bytes come from; tensors first, then blobs. */
+/* Where a tensor's or blob's bytes come from. */
 struct item {
     const uint8_t *data;
-    const int64_t *strides; /* bytes, one per dimension; NULL: packed */
-    uint32_t next;          /* in the same shared chunk, or NO_ITEM */
+    const int64_t *strides; /* of memory in bytes, one per dimension; NULL: packed */
+    uint64_t bytes;
+    uint32_t next; /* in the same shared chunk, or NO_ITEM */
 };
 
 struct planned_chunk {
@@ -27,6 +29,11 @@ struct planned_chunk {
     uint64_t offset; /* in the item, for a large one */
     uint8_t dtype;
     bool shared;
+};
+
+struct bin { /* the shared chunk of a dtype that is being filled */
+    bool open;
+    uint32_t chunk, last;
 };
 
 /* Zeroed memory is an empty snapshot. */
@@ -42,15 +49,17 @@ struct snapshot {
     uint32_t blob_count, blob_cap;
     struct planned_chunk *chunks;
     uint32_t chunk_count, chunk_cap;
+    struct bin bins[DTYPE_COUNT];
+    bool incomplete; /* something found no place */
     uint64_t plain_bytes;
 };
 
-/* Each copies the description, not the data. Errors name the tensor. */
+/* Each copies the description, not the data, and gives it its place in a chunk. Errors name the tensor. */
 must_check int snapshot_tensor(struct snapshot *s, const struct larder_tensor *t, struct err *e);
 must_check int snapshot_alias(struct snapshot *s, const char *name, const char *of, struct err *e);
 must_check int snapshot_blob(struct snapshot *s, const char *name, const void *p, size_t n, struct err *e);
-/* Cuts all of it into chunks; nothing may be added after. */
-must_check int snapshot_plan(struct snapshot *s, struct err *e);
+/* Fails if anything that was to be added found no place. */
+must_check int snapshot_check(const struct snapshot *s, struct err *e);
 /* Copies the bytes of a chunk to out. Any number of threads, different chunks. */
 void snapshot_take(const struct snapshot *s, uint32_t chunk, uint8_t *out);
 /* Fills the plain hashes of the small tensors in the chunk from its bytes. Likewise. */
