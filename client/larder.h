@@ -112,7 +112,9 @@ struct larder_options {
 /* Connects and authenticates. */
 LARDER_API int larder_open(const struct larder_options *options, struct larder **out, struct larder_error *e);
 /* Drains saves in flight for at most timeout_ms, then gives up on them (-ETIMEDOUT, and e names the run and
- * step lost). Frees the client in any case; restores and feeds must be closed before. */
+ * step lost). The failure of a save that nobody has seen yet is returned here too, with its class: 0 means
+ * that every save was durable, was cancelled, or its failure was told. Frees the client in any case; restores
+ * and feeds must be closed before. */
 LARDER_API int larder_close(struct larder *c, int timeout_ms, struct larder_error *e);
 
 struct larder_info {
@@ -219,7 +221,8 @@ LARDER_API int larder_save_info(struct larder_save *s, struct larder_save_info *
 LARDER_API int larder_save_wait(struct larder_save *s, int timeout_ms, struct larder_error *e);
 /* Gives up: all ranks hear it, nothing is committed, unless it was durable already (-EEXIST). */
 LARDER_API int larder_save_cancel(struct larder_save *s, const char *reason, struct larder_error *e);
-/* The handle goes; a save in flight goes on (its failure is returned by the next submit). NULL allowed. */
+/* The handle goes; a save in flight goes on (its failure is returned by the next submit, or by larder_close).
+ * NULL allowed. */
 LARDER_API void larder_save_free(struct larder_save *s);
 
 /* ---- restoring
@@ -321,16 +324,17 @@ struct larder_feed_options {
 LARDER_API int larder_feed_open(struct larder *c, const struct larder_feed_options *o,
                                 struct larder_feed **out, struct larder_error *e);
 
+/* Valid until the batch is released. */
 struct larder_field {
-    const char *name;
-    const void *data;
+    const char *name; /* of a tar member: what follows the key and a dot, "cls"; else "bin" */
+    const void *data; /* 256-byte aligned */
     size_t bytes;
-}; /* data is 256-byte aligned */
+};
 struct larder_sample {
-    const char *key;
-    uint64_t position;
+    const char *key;   /* tar: the members' common name; whole: the file's name; records: "" */
+    uint64_t position; /* in the global order, counted on over epochs */
     uint32_t shard;
-    uint64_t number;
+    uint64_t number; /* within the shard */
     uint32_t fields;
     const struct larder_field *field;
 };

@@ -223,6 +223,10 @@ int saver_drain(struct saver *v, uint64_t until_ms, struct err *e)
     while (!list_empty(&v->active)) /* no connection is left to wait for */
         pthread_cond_wait(&v->changed, &v->lock);
     saver_reap(v);
+    if (rc == 0 && v->unseen.class != ERR_NONE) { /* no submit comes any more that could tell it */
+        *e = v->unseen;
+        rc = -e->errnum;
+    }
     pthread_cond_broadcast(&v->changed);
     pthread_mutex_unlock(&v->lock);
     return rc;

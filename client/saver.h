@@ -84,7 +84,7 @@ struct saver {
 
     struct larder_save *sending; /* between submit and the sealing of its part */
     struct list active, finished;
-    struct err unseen;                   /* the failure that the next submit returns */
+    struct err unseen;                   /* the failure that the next submit, or the end, returns */
     const struct larder_save *unseen_of; /* only compared */
     uint64_t skipped;
 
@@ -98,7 +98,8 @@ struct saver {
 
 must_check int saver_create(struct larder *c, struct saver **out, struct err *e);
 /* Waits until no save is in flight, until clock_ms() reaches until_ms. Then gives up on those that are:
- * ERR_TIMEOUT naming run and step of one. Nothing is in flight after it. */
+ * ERR_TIMEOUT naming run and step of one. Else a failure that nobody has seen is returned. Nothing is in
+ * flight after it. */
 must_check int saver_drain(struct saver *v, uint64_t until_ms, struct err *e);
 void saver_destroy(struct saver *v); /* after saver_drain */
 

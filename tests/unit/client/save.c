@@ -558,6 +558,32 @@ static void an_unseen_failure_is_told_by_the_next_submit(void **state)
     GOOD(larder_close(c, -1, &e));
 }
 
+/* Nobody waits, and no submit comes after it: close tells. A cancelled save is no failure. */
+static void an_unseen_failure_is_told_by_close(void **state)
+{
+    (void)state;
+    struct larder_error e;
+    for (int waited = 0; waited < 2; waited++) {
+        struct larder *c = daemon_client(&server, "writer");
+        struct larder_save_options o = options("unseen at close", 7);
+        o.world = 2;
+        o.attempt[0] = (uint8_t)(1 + waited);
+        o.join_timeout_ms = 100;
+        struct larder_save *s = begin(c, &o);
+        GOOD(larder_save_submit(s, &e));
+        if (waited)
+            assert_int_equal(larder_save_wait(s, -1, &e), -ETIMEDOUT);
+        larder_save_free(s);
+        if (waited) {
+            GOOD(larder_close(c, -1, &e)); /* told once */
+            continue;
+        }
+        assert_int_equal(larder_close(c, -1, &e), -ETIMEDOUT);
+        assert_int_equal(e.kind, LARDER_TIMEOUT);
+        assert_non_null(strstr(e.text, "step 7 of unseen at close"));
+    }
+}
+
 static void a_cancelled_save_leaves_nothing(void **state)
 {
     (void)state;
@@ -607,6 +633,7 @@ int main(void)
         cmocka_unit_test(a_new_attempt_fences_the_old),
         cmocka_unit_test(a_save_survives_lost_connections),
         cmocka_unit_test(an_unseen_failure_is_told_by_the_next_submit),
+        cmocka_unit_test(an_unseen_failure_is_told_by_close),
         cmocka_unit_test(a_cancelled_save_leaves_nothing),
     };
     return cmocka_run_group_tests(tests, start_server, stop_server);
