@@ -481,7 +481,7 @@ struct larder_finding {
     const char *tensor;        /* deep only; else NULL */
     struct larder_error error; /* LARDER_OK: this object is good */
 };
-/* run NULL: all of the tenant. sequence 0: all of the run. Returns the number of damaged objects, or an
+/* run NULL: all of that kind. sequence 0: all of the run. Returns the number of damaged objects, or an
  * error. */
 LARDER_API int64_t larder_verify(struct larder *c, enum larder_kind kind, const char *run, uint64_t sequence,
                                  enum larder_verify_level level,

@@ -589,7 +589,8 @@ static bool scrub_prepare(struct task *t, struct scrub *x)
         return true;
     }
     for (const struct run *r; (r = map_next(&t->tenant->runs, &at));)
-        x->runs[x->run_count++] = r->record.run_id;
+        if (r->record.kind == x->m.kind)
+            x->runs[x->run_count++] = r->record.run_id;
     return true;
 }
 
@@ -603,6 +604,8 @@ void do_scrub(struct task *t)
         return;
     if (x->m.level != SCRUB_STRUCTURE && x->m.level != SCRUB_DATA)
         task_fail(t, ERR_INVALID, "expected level 1 (structure) or 2 (data), found %u", x->m.level);
+    else if (x->m.kind != RUN_CHECKPOINTS && x->m.kind != RUN_DATASET)
+        task_fail(t, ERR_INVALID, "expected kind 1 (checkpoints) or 2 (datasets), found %u", x->m.kind);
     else if (!t->op->more)
         task_fail(t, ERR_INVALID, "a scrub is answered by a stream");
     else if (scrub_prepare(t, x))

@@ -304,10 +304,11 @@ static void finding(struct ask *c)
     assert_true(slice_cstr(m.text, f->text, sizeof f->text));
 }
 
-static struct findings scrub(const char *name, uint64_t sequence, enum scrub_level level)
+static struct findings scrub_kind(enum run_kind kind, const char *name, uint64_t sequence,
+                                  enum scrub_level level)
 {
     struct findings f = {0};
-    struct ask *c = ASK(&rig, OP_SCRUB, scrub, .kind = RUN_CHECKPOINTS, .name = slice_str(name),
+    struct ask *c = ASK(&rig, OP_SCRUB, scrub, .kind = (uint8_t)kind, .name = slice_str(name),
                         .sequence = sequence, .level = (uint8_t)level);
     c->frame = finding;
     c->arg = &f;
@@ -316,6 +317,11 @@ static struct findings scrub(const char *name, uint64_t sequence, enum scrub_lev
     assert_int_equal(c->frames, f.good + f.bad);
     ask_free(c);
     return f;
+}
+
+static struct findings scrub(const char *name, uint64_t sequence, enum scrub_level level)
+{
+    return scrub_kind(RUN_CHECKPOINTS, name, sequence, level);
 }
 
 static void what_recovery_skipped_is_told_of(void **state)
@@ -346,7 +352,12 @@ static void a_good_store_is_all_good(void **state)
         assert_int_equal(f.good, 5);
         assert_int_equal(f.bad, 0);
         assert_int_equal(scrub(NAME, 2, (enum scrub_level)level).good, 3);
+        f = scrub_kind(RUN_DATASET, "", 0, (enum scrub_level)level); /* checkpoints are no datasets */
+        assert_int_equal(f.good + f.bad, 0);
     }
+    struct ask *no_kind = ASK(&rig, OP_SCRUB, scrub, .kind = 3, .level = 2);
+    assert_int_equal(ask_do(no_kind), ERR_INVALID);
+    ask_free(no_kind);
     struct ask *c = ASK(&rig, OP_SCRUB, scrub, .kind = RUN_CHECKPOINTS, .name = slice_str(NAME),
                         .sequence = 9, .level = 2);
     assert_int_equal(ask_do(c), ERR_NOT_FOUND);
