@@ -84,8 +84,8 @@ static void keyring_keep_only(struct keyring *ring, uint32_t epoch)
     ring->count = kept;
 }
 
-/* Gives the other files the keys that they lack. */
-static int update_also(const struct rotation *r, const struct credentials *own, struct err *e)
+/* Gives the other files the keys that they lack; or, not `doing`, only finds out whether that would work. */
+static int update_also(const struct rotation *r, const struct credentials *own, bool doing, struct err *e)
 {
     for (size_t i = 0; i < r->also_count; i++) {
         struct credentials c = {0};
@@ -95,11 +95,12 @@ static int update_also(const struct rotation *r, const struct credentials *own, 
             status =
                 err_set(e, ERR_INVALID, "%s is of tenant %s, not of %s", r->also[i], c.tenant, own->tenant);
         else if (status == 0 && c.kek_command)
-            status = err_set(e, ERR_INVALID, "%s takes its keys from a command; add epoch %" PRIu32 " there",
-                             r->also[i], r->epoch);
+            status = err_set(e, ERR_INVALID,
+                             "%s takes its keys from a command; add the new epoch there, without --also",
+                             r->also[i]);
         else if (status == 0 && (status = keyring_merge(&c.keks, &own->keks, &added, e)) < 0)
             status = err_prepend(e, "%s", r->also[i]);
-        if (status == 0 && added)
+        if (status == 0 && doing && added)
             status = credentials_write(r->also[i], &c, true, e);
         credentials_free(&c);
         if (status < 0)
@@ -164,13 +165,16 @@ static int settle_epoch(struct rotation *r, const struct epochs *used)
                          ": somebody else rotated; get the newer key first, by key rotate --also %s from a "
                          "file that has it",
                          used->newest, r->own, newest->epoch, r->own);
+    if (status == 0 && !r->from_command) /* a wrong name in --also must not leave a new epoch behind */
+        status = update_also(r, &own, false, &e);
     if (status == 0 && !r->from_command) {
+        newest = keyring_newest(&own.keks);
         r->resumed = newest && used->oldest && used->oldest < newest->epoch && !r->begin_new;
         if (!r->resumed && (status = keyring_add_random(&own.keks, &e)) == 0)
             status = credentials_write(r->own, &own, true, &e);
         if (status == 0) {
             r->epoch = keyring_newest(&own.keks)->epoch;
-            status = update_also(r, &own, &e);
+            status = update_also(r, &own, true, &e);
         }
     }
     credentials_free(&own);

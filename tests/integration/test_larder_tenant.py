@@ -130,8 +130,10 @@ def test_key_rotation_refuses_foreign_files(own_server, file, tmp_path):
     own_server.larder("ckpt", "save", "run", 1, file)
     other = tmp_path / "other.json"
     own_server.larder("tenant", "add", "other", "--ca", own_server.folder, "--out", other)
-    was = other.read_bytes()
+    was, before = other.read_bytes(), own_server.credentials().read_bytes()
     own_server.larder("key", "rotate", "--also", other, status=2)
+    own_server.larder("key", "rotate", "--also", tmp_path / "absent.json", status=MISSING)
+    assert own_server.credentials().read_bytes() == before  # no new epoch was left behind
     assert other.read_bytes() == was
 
 
