@@ -175,19 +175,44 @@ static int set_level(struct parse *p, const char *value, uint32_t *to)
     return bad_value(p, "log_level", value, "error, warn, info or debug");
 }
 
+/* As it may be written in the file: "30s", "16M", "4096". */
+static void bound_text(const struct key *k, uint64_t n, char *out, size_t size)
+{
+    static const struct unit {
+        enum value_kind kind;
+        uint64_t n;
+        const char *name;
+    } units[] = {{KIND_TIME, 24 * 3600 * 1000, "d"},
+                 {KIND_TIME, 3600 * 1000, "h"},
+                 {KIND_TIME, 60 * 1000, "m"},
+                 {KIND_TIME, 1000, "s"},
+                 {KIND_TIME, 1, "ms"},
+                 {KIND_SIZE, 1ull << 50, "P"},
+                 {KIND_SIZE, 1ull << 40, "T"},
+                 {KIND_SIZE, 1u << 30, "G"},
+                 {KIND_SIZE, 1u << 20, "M"},
+                 {KIND_SIZE, 1u << 10, "K"}};
+    for (const struct unit *u = units; n && u < units + sizeof units / sizeof *units; u++)
+        if (u->kind == k->kind && n % u->n == 0) {
+            snprintf(out, size, "%llu%s", (unsigned long long)(n / u->n), u->name);
+            return;
+        }
+    snprintf(out, size, "%llu", (unsigned long long)n);
+}
+
 static int set_number(struct parse *p, const struct key *k, const char *value, void *to)
 {
     char expected[160];
     uint64_t n = 0;
     uint32_t small = 0;
     int r = k->kind == KIND_TIME ? config_time(value, &small) : config_size(value, &n);
-    const char *what = k->kind == KIND_SIZE   ? "a size such as 64M, in bytes"
-                       : k->kind == KIND_TIME ? "a time such as 30s, in ms"
-                                              : "a number";
+    char least[32], most[32];
+    const char *what = k->kind == KIND_SIZE ? "a size" : k->kind == KIND_TIME ? "a time" : "a number";
     if (k->kind == KIND_TIME)
         n = small;
-    snprintf(expected, sizeof expected, "%s from %llu to %llu", what, (unsigned long long)k->min,
-             (unsigned long long)k->max);
+    bound_text(k, k->min, least, sizeof least);
+    bound_text(k, k->max, most, sizeof most);
+    snprintf(expected, sizeof expected, "%s from %s to %s", what, least, most);
     if (r < 0 || n < k->min || n > k->max)
         return bad_value(p, k->name, value, expected);
     if (k->kind == KIND_SIZE)
@@ -223,8 +248,11 @@ static int unknown_key(struct parse *p, const char *section, const char *name, c
 
 static int twice(struct parse *p, const char *name)
 {
-    char text[128];
-    snprintf(text, sizeof text, "%s is given twice; keep one", name);
+    char text[ERR_TEXT_BYTES], where[sizeof p->section + 8] = "", quoted[64];
+    if (name != p->section)
+        snprintf(where, sizeof where, " in [%s]", p->section);
+    err_quote(quoted, sizeof quoted, name, strlen(name));
+    snprintf(text, sizeof text, "%s is given twice%s; keep one", quoted, where);
     return bad(p, ERR_INVALID, text);
 }
 

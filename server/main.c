@@ -500,8 +500,11 @@ int main(int argc, char **argv)
         default: return usage("an option is not known or lacks its value");
         }
     }
-    if (optind < argc)
-        return usage("only options are taken");
+    if (optind < argc) {
+        char why[128];
+        snprintf(why, sizeof why, "\"%.80s\" is no option", argv[optind]);
+        return usage(why);
+    }
     if (!o.config == !o.dev)
         return usage("give either --config FILE or --dev DIR");
     if (o.check_only && !o.config)
