@@ -54,8 +54,6 @@ static int open_either(struct larder_dataset *d, uint64_t version, struct err *e
     if (rc < 0) {
         if (published.class != ERR_NOT_FOUND)
             *e = published;
-        else if (version == 0)
-            err_prepend(e, "no published directory of that name either");
         return -e->errnum;
     }
     err_clear(e);

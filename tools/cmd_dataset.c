@@ -408,7 +408,9 @@ static int destroy_run(const struct command *cmd, int argc, char **argv)
 const struct command cmd_dataset_prune = {
     "dataset prune", "remove old versions that no rule keeps",
     "usage: larder dataset prune NAME [--keep-last N] [--keep-within TIME] [--yes] [--plan DIGEST]\n"
-    "As ckpt prune, for the versions of a dataset.\n",
+    "As ckpt prune, for the versions of a dataset.\n"
+    "  --json    {\"dataset\", \"plan\", \"executed\", \"to_remove\", \"to_keep\", \"removed\", "
+    "\"freed_bytes\", \"items\"}\n",
     prune_run};
 const struct command cmd_dataset_destroy = {
     "dataset destroy", "erase a dataset: keys first, then everything",

@@ -88,7 +88,7 @@ static void look_at_memlock(struct report *r)
         return;
     if (l.rlim_cur == RLIM_INFINITY || geteuid() == 0)
         tell(r, "locked memory", FINE, "", "%s",
-             l.rlim_cur == RLIM_INFINITY ? "no limit" : "limited, but not for the superuser");
+             l.rlim_cur == RLIM_INFINITY ? "no limit" : "a limit is set, but does not hold for root");
     else
         tell(r, "locked memory", l.rlim_cur < (256u << 20) ? COULD : FINE,
              l.rlim_cur < (256u << 20)
@@ -238,8 +238,8 @@ static void look_at_server(struct report *r, const char *path)
     o.request_timeout_ms = 5000;
     o.reconnect_ms = 1;
     if (larder_open(&o, &c, &e) < 0) {
-        tell(r, "server", BROKEN, "is larderd running there, and are address and certificate right?", "%s",
-             e.text);
+        tell(r, "server", BROKEN, "start larderd, or correct address or certificate in the credential file",
+             "%s", e.text);
         return;
     }
     if (larder_info(c, &info, &e) < 0) {

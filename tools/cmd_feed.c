@@ -64,6 +64,9 @@ static int show_order(struct larder_dataset *d, const char *name, const struct a
     else if (__builtin_mul_overflow(a->epoch + 1, order_samples(o), &end) || a->epoch == UINT64_MAX)
         status = fail_usage("feed order", "epoch %" PRIu64 " is beyond what positions can count", a->epoch);
     else {
+        if (a->from >= order_samples(o))
+            fprintf(stderr, "an epoch of %s has positions 0 to %" PRIu64 ": none from %" PRIu64 " on\n",
+                    name_text(name).s, order_samples(o) - 1, a->from);
         json_t *places = places_json(o, a, order_samples(o), d);
         if (json)
             status = json_print(json_pack("{s:s,s:I,s:I,s:I,s:I,s:O}", "dataset", name, "version",

@@ -103,11 +103,11 @@ static int tenant_register(struct larder *c, const struct adding *a)
         return STATUS_OK;
     if (e.kind == LARDER_EXISTS && a->keks_from)
         return STATUS_OK;
-    int status = fail(&e);
     if (e.kind == LARDER_EXISTS)
-        fprintf(stderr,
-                "larder: to add a user of this tenant, give --keks-from and a credential file that it has\n");
-    return status;
+        return fail_with(STATUS_CONFLICT,
+                         "%s; to add a user of it, give --keks-from and a credential file that it has",
+                         e.text);
+    return fail(&e);
 }
 
 static int add(const struct common *common, struct adding *a)

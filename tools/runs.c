@@ -77,6 +77,34 @@ int runs_list(struct larder *c, enum larder_kind kind, bool json)
     return status;
 }
 
+/* ---- what is published, not stored ---- */
+
+struct looking {
+    const char *name;
+    bool published;
+};
+
+static int look_for(void *arg, const struct larder_run_info *r)
+{
+    struct looking *l = arg;
+    l->published = r->published && strcmp(r->name, l->name) == 0;
+    return l->published;
+}
+
+/* Fails; where a dataset is missing because it is a folder that the server publishes, says that. */
+static int fail_run(struct larder *c, enum larder_kind kind, const char *run, const struct larder_error *e)
+{
+    struct looking l = {.name = run};
+    if (e->kind == LARDER_NOT_FOUND && kind == LARDER_DATASETS && run &&
+        larder_run_list(c, kind, look_for, &l, NULL) > 0 && l.published)
+        return fail_with(
+            STATUS_MISSING,
+            "%s is a folder that the server publishes: nothing of it is stored here, and nothing "
+            "there is changed; see [publish] in larderd.conf(5)",
+            name_text(run).s);
+    return fail(e);
+}
+
 /* ---- finding a commit -------------------------------------------------------------------------------------
  */
 
@@ -218,7 +246,7 @@ int verify_run(struct larder *c, enum larder_kind kind, const char *run, uint64_
     int64_t damaged = larder_verify(c, kind, run, sequence, how, one_finding, v, &e);
     progress_end(&v->progress);
     if (damaged < 0)
-        status = fail(&e);
+        status = fail_run(c, kind, run, &e);
     else if (json)
         status = json_print(json_pack("{s:s,s:I,s:I,s:I,s:O}", "level", level, "objects_good",
                                       (json_int_t)v->objects, "bytes_good", (json_int_t)v->bytes, "damaged",
@@ -244,7 +272,7 @@ struct pruning {
     struct table *table;
     json_t *list;
     uint64_t now_ns, remove, keep, remove_bytes, removed;
-    bool done;
+    bool done, datasets;
 };
 
 static int one_item(void *arg, const struct larder_prune_item *i)
@@ -256,12 +284,21 @@ static int one_item(void *arg, const struct larder_prune_item *i)
     p->remove += i->remove ? 1 : 0;
     p->keep += i->remove ? 0 : 1;
     p->remove_bytes += i->remove ? i->stored_bytes : 0;
-    if (p->list)
+    if (p->list && p->datasets)
+        json_array_append_new(p->list, json_pack("{s:I,s:I,s:I,s:b,s:s}", "version", (json_int_t)i->sequence,
+                                                 "stored_bytes", (json_int_t)i->stored_bytes,
+                                                 "server_time_ns", (json_int_t)i->server_time_ns, "remove",
+                                                 i->remove, "reason", i->reason ? i->reason : ""));
+    else if (p->list)
         json_array_append_new(p->list,
                               json_pack("{s:I,s:I,s:I,s:I,s:b,s:s}", "step", (json_int_t)i->step, "sequence",
                                         (json_int_t)i->sequence, "stored_bytes", (json_int_t)i->stored_bytes,
                                         "server_time_ns", (json_int_t)i->server_time_ns, "remove", i->remove,
                                         "reason", i->reason ? i->reason : ""));
+    else if (p->datasets)
+        table_row(p->table, number_text(i->sequence).s, size_text(i->stored_bytes).s,
+                  age_text(p->now_ns, i->server_time_ns).s, i->remove ? "remove" : "keep",
+                  i->reason ? i->reason : "");
     else
         table_row(p->table, number_text(i->step).s, number_text(i->sequence).s, size_text(i->stored_bytes).s,
                   age_text(p->now_ns, i->server_time_ns).s, i->remove ? "remove" : "keep",
@@ -279,19 +316,24 @@ struct prune_request {
 static int prune(struct larder *c, struct prune_request *r)
 {
     static const char *const heads[] = {">STEP", ">SEQ", ">STORED", ">AGE", "ACTION", "WHY"};
+    static const char *const set_heads[] = {">VERSION", ">STORED", ">AGE", "ACTION", "WHY"};
     struct larder_error e = {0};
     struct table t;
-    struct pruning p = {.table = &t, .now_ns = client_now_ns(c), .list = r->json ? json_array() : NULL};
+    struct pruning p = {.table = &t,
+                        .now_ns = client_now_ns(c),
+                        .datasets = r->o.kind == LARDER_DATASETS,
+                        .list = r->json ? json_array() : NULL};
     uint8_t plan[32], seen[32], again[32];
     char hex[65];
     uint64_t freed = 0;
     int status = STATUS_OK;
     if (r->plan_hex && (strlen(r->plan_hex) != 64 || hex_decode(r->plan_hex, 32, seen) < 0))
-        return fail_usage("ckpt prune", "--plan needs the 64 hex digits that a plan was shown with");
-    table_begin(&t, heads, 6);
+        return fail_usage(p.datasets ? "dataset prune" : "ckpt prune",
+                          "--plan needs the 64 hex digits that a plan was shown with");
+    table_begin(&t, p.datasets ? set_heads : heads, p.datasets ? 5 : 6);
     if (larder_prune(c, &r->o, one_item, &p, plan, &freed, &e) < 0) {
         json_decref(p.list);
-        return fail(&e);
+        return fail_run(c, r->o.kind, r->o.run, &e);
     }
     hex_encode(plan, sizeof plan, hex);
     if (!r->json) {
@@ -317,10 +359,10 @@ static int prune(struct larder *c, struct prune_request *r)
         printf("nothing was removed; give --yes to do it\n");
     }
     if (r->json && status == STATUS_OK)
-        return json_print(json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:o}", "run", r->o.run, "plan", hex,
-                                    "executed", r->yes, "to_remove", (json_int_t)p.remove, "to_keep",
-                                    (json_int_t)p.keep, "removed", (json_int_t)p.removed, "freed_bytes",
-                                    (json_int_t)freed, "items", p.list));
+        return json_print(json_pack(
+            "{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:o}", p.datasets ? "dataset" : "run", r->o.run, "plan", hex,
+            "executed", r->yes, "to_remove", (json_int_t)p.remove, "to_keep", (json_int_t)p.keep, "removed",
+            (json_int_t)p.removed, "freed_bytes", (json_int_t)freed, "items", p.list));
     json_decref(p.list);
     return status;
 }
@@ -342,8 +384,11 @@ int prune_command(const struct command *cmd, enum larder_kind kind, int argc, ch
         return status;
     if (last > UINT32_MAX)
         return fail_usage(cmd->name, "--keep-last is at most %u", UINT32_MAX);
+    if (kind == LARDER_DATASETS && r.o.keep_every)
+        return fail_usage(cmd->name, "versions have no steps: --keep-every is for checkpoints");
     if (!last && !r.o.keep_every && !r.o.keep_within_s)
-        return fail_usage(cmd->name, "give at least one of --keep-last, --keep-every and --keep-within");
+        return fail_usage(cmd->name, "give at least one of --keep-last, %sand --keep-within",
+                          kind == LARDER_DATASETS ? "" : "--keep-every ");
     r.o.kind = kind;
     r.o.run = argv[0];
     r.o.keep_last = (uint32_t)last;
@@ -369,7 +414,7 @@ int destroy_command(const struct command *cmd, enum larder_kind kind, int argc, 
                           name_text(argv[0]).s);
     if ((status = client_open(&common, &c)) == STATUS_OK) {
         if (larder_run_destroy(c, kind, argv[0], &e) < 0)
-            status = fail(&e);
+            status = fail_run(c, kind, argv[0], &e);
         else
             printf("destroyed %s\n", name_text(argv[0]).s);
     }

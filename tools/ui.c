@@ -235,6 +235,10 @@ bool options_read(const struct command *c, int *argc, char **argv, const struct 
         *status = STATUS_OK;
         return false;
     }
+    if (common->json && !strstr(c->help, "--json")) {
+        *status = fail_usage(c->name, "%s has no --json: it only says what it did", c->name);
+        return false;
+    }
     *argc = words;
     if (words < words_least || (words_most >= 0 && words > words_most)) {
         *status = words < words_least

@@ -66,7 +66,8 @@ struct command {
 };
 
 /* Reads options (anywhere; "--" ends them) and leaves the other words in argv[0..*argc). Knows --help, --json
- * and --credentials by itself. True: go on. False: the process exits with *status. */
+ * and --credentials by itself; --json is refused where the help does not name it. True: go on. False: the
+ * process exits with *status. */
 bool options_read(const struct command *c, int *argc, char **argv, const struct opt *opts, int words_least,
                   int words_most, struct common *common, int *status);
 bool parse_number(const char *text, uint64_t *out);

@@ -75,11 +75,15 @@ static void fail_not_selected(struct task *t, const struct msg_commit_get *m)
 {
     const char *what = t->run->record.kind == RUN_DATASET ? "version" : "checkpoint";
     if (m->select == SELECT_STEP)
-        task_fail(t, ERR_NOT_FOUND, "%s has no committed checkpoint of step %" PRIu64, run_text(t->run),
-                  m->value);
+        task_fail(t, ERR_NOT_FOUND,
+                  "%s has no committed checkpoint of step %" PRIu64
+                  "; 'larder ckpt ls %s' shows what there is",
+                  run_text(t->run), m->value, run_text(t->run));
     else if (m->select == SELECT_SEQUENCE)
-        task_fail(t, ERR_NOT_FOUND, "%s has no committed %s with sequence %" PRIu64, run_text(t->run), what,
-                  m->value);
+        task_fail(t, ERR_NOT_FOUND,
+                  "%s has no committed %s with sequence %" PRIu64 "; 'larder %s ls %s' shows what there is",
+                  run_text(t->run), what, m->value, t->run->record.kind == RUN_DATASET ? "dataset" : "ckpt",
+                  run_text(t->run));
     else if (t->run->commit_count > 0)
         task_fail(t, ERR_NOT_FOUND, "%s has no good %s: all %zu are marked bad or have lost segments",
                   run_text(t->run), what, t->run->commit_count);

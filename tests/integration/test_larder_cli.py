@@ -50,7 +50,8 @@ def test_groups_have_help():
     ["dataset", "import", "d", "f", "--format", "records"], ["tenant", "add", "acme"],
     ["tenant", "add", "Acme!", "--ca", "x"], ["tenant", "add", "acme", "--ca", "x", "--role", "king"],
     ["bench", "save", "--ranks", "0"], ["bench", "codec", "--bytes", "1"], ["bench", "limits", "--data", "odd"],
-    ["feed", "order", "d", "--seed", "abc"]])
+    ["feed", "order", "d", "--seed", "abc"], ["ckpt", "pin", "r", "1", "--json"], ["dataset", "destroy", "d", "--yes", "--json"],
+    ["dataset", "prune", "d", "--keep-every", "2"]])
 def test_usage_errors(words, tmp_path):
     done = run_larder(*words, cwd=tmp_path)
     assert done.returncode == USAGE, done.stderr

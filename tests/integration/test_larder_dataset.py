@@ -6,7 +6,7 @@ import random
 import tarfile
 
 import pytest
-from conftest import CORRUPT, DENIED, MISSING, OK, USAGE
+from conftest import CORRUPT, DENIED, MISSING, OK, USAGE, write_safetensors
 
 
 def make_tar(path, samples, form=tarfile.USTAR_FORMAT):
@@ -67,6 +67,16 @@ def test_verify(server, imported, level):
     server.larder("dataset", "verify", "docs", "--version", 9, status=MISSING)
 
 
+def test_verify_all_is_datasets_only(own_server, shards, tmp_path):
+    own_server.larder("dataset", "import", "docs", *shards)
+    write_safetensors(tmp_path / "m.safetensors", {"t": ("U8", [4], b"abcd")})
+    own_server.larder("ckpt", "save", "run", 1, tmp_path / "m.safetensors")
+    for level in ("structure", "scrub", "deep"):
+        named = own_server.json("dataset", "verify", "docs", "--level", level)["objects_good"]
+        assert named and own_server.json("dataset", "verify", "--level", level)["objects_good"] == named
+        assert own_server.json("ckpt", "verify", "--level", level)["objects_good"] == 1
+
+
 def test_versions(server, shards, tmp_path):
     server.larder("dataset", "import", "grows", shards[0])
     server.larder("dataset", "import", "grows", shards[0], shards[1], "--labels", "why=more,by=us")
@@ -77,6 +87,37 @@ def test_versions(server, shards, tmp_path):
     server.larder("dataset", "prune", "grows", "--keep-last", 1, "--yes", role="operator")
     assert [v["version"] for v in server.json("dataset", "ls", "grows")["versions"]] == [2]
     assert server.larder("dataset", "cat", "grows", shards[1].name, binary=True).stdout == shards[1].read_bytes()
+
+
+def test_prune_speaks_of_versions(server, shards):
+    for _ in range(2):
+        server.larder("dataset", "import", "two", shards[0])
+    plan = server.json("dataset", "prune", "two", "--keep-last", 1)
+    assert plan["dataset"] == "two" and [(i["version"], i["remove"]) for i in plan["items"]] == [(1, True), (2, False)]
+    head = server.larder("dataset", "prune", "two", "--keep-last", 1).stdout.splitlines()[0].split()
+    assert head == ["VERSION", "STORED", "AGE", "ACTION", "WHY"]
+
+
+def test_published(own_server, shards, tmp_path):
+    with open(own_server.folder / "larderd.conf", "a") as conf:
+        conf.write(f"\n[publish texts]\npath = {shards[0].parent}\ntenant = dev\n")
+    own_server.stop()
+    own_server.start()
+    assert [(d["name"], d["published"]) for d in own_server.json("dataset", "ls")] == [("texts", True)]
+    assert own_server.json("feed", "order", "texts", "--count", 1)["samples"] > 0
+    for words in (("verify", "texts"), ("prune", "texts", "--keep-last", 1), ("destroy", "texts", "--yes")):
+        assert "publishes" in own_server.larder("dataset", *words, status=MISSING).stderr
+    done = own_server.larder("feed", "order", "absent", status=MISSING)
+    assert "larder dataset ls" in done.stderr and "publishes" not in done.stderr
+    assert shards[0].exists()
+    # What was imported comes first, as larderd.conf(5) says.
+    own_server.larder("dataset", "import", "texts", shards[0])
+    assert own_server.json("dataset", "ls", "texts")["version"] == 1
+
+
+def test_order_beyond_the_end_says_so(server, imported):
+    done = server.larder("feed", "order", "docs", "--from", 10000)
+    assert "has positions 0 to" in done.stderr
 
 
 def test_other_formats(server, tmp_path):
