@@ -1,55 +1,155 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* larder status. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tools/commands.h"
 
-static int widest(const json_t *o, int depth)
+/* What people read is grouped, and written with units; --json has the server's own flat object. */
+
+struct shown {
+    const char *key, *name;
+};
+
+static const struct shown of_store[] = {{"store_read_only_reason", "read-only because"},
+                                        {"store_free_bytes", "free"},
+                                        {"store_total_bytes", "size of its disk"},
+                                        {"store_stored_bytes", "stored"},
+                                        {"reserved_bytes", "promised to saves under way"},
+                                        {"store_tenants", "tenants"},
+                                        {"store_runs", "runs and datasets"},
+                                        {"store_commits", "checkpoints and versions"},
+                                        {"store_segments_open", "parts being written"},
+                                        {"store_damaged_objects", "damaged objects"},
+                                        {"store_id", "id"},
+                                        {0}};
+static const struct shown of_now[] = {{"sessions_open", "sessions"},
+                                      {"requests_in_flight", "requests in flight"},
+                                      {"joins_waiting", "ranks that wait for others"},
+                                      {0}};
+static const struct shown since_start[] = {{"sessions_total", "sessions"},
+                                           {"sessions_refused", "connections refused"},
+                                           {"requests_total", "requests"},
+                                           {"requests_failed", "  failed"},
+                                           {"requests_cancelled", "  cancelled"},
+                                           {"received_bytes", "received"},
+                                           {"sent_bytes", "sent"},
+                                           {"restore_read_bytes", "read for restores"},
+                                           {"feed_read_bytes", "read for feeds"},
+                                           {"scrub_read_bytes", "read for verify"},
+                                           {"segment_written_bytes", "written for saves and imports"},
+                                           {"segments_created", "parts begun"},
+                                           {"segments_sealed", "  made durable"},
+                                           {"segments_discarded", "  given up"},
+                                           {"chunks_received", "chunks written"},
+                                           {"chunks_refused", "  damaged on arrival"},
+                                           {"commits_total", "commits"},
+                                           {"commits_failed", "saves that failed"},
+                                           {"pruned_commits", "commits pruned"},
+                                           {"pruned_bytes", "  freed"},
+                                           {"corrupt_found", "objects found damaged"},
+                                           {0}};
+/* In the head, in the table, or the same as another. */
+static const char *const elsewhere[] = {"version",   "protocol",        "uptime_ms", "server_time_ns", "io",
+                                        "transport", "store_read_only", "class_",    "loop",           NULL};
+
+static bool ends_in(const char *key, const char *end)
 {
-    const char *name;
-    json_t *value;
-    int most = 0;
-    json_object_foreach((json_t *)o, name, value)
-    {
-        int n = json_is_object(value) ? widest(value, depth + 1) : 2 * depth + (int)strlen(name);
-        most = n > most ? n : most;
-    }
-    return most;
+    size_t n = strlen(key), m = strlen(end);
+    return n > m && strcmp(key + n - m, end) == 0;
 }
 
-/* Objects become indented groups; lists of objects one group each; a number of bytes is shown as a size. */
-static void show(const char *key, const json_t *v, int depth, int width)
+static void show(const char *key, const char *name, const json_t *v)
 {
-    const char *name;
-    json_t *value;
-    size_t i, n = strlen(key);
-    if (json_is_object(v) || json_is_array(v))
-        printf("%*s%s\n", 2 * depth, "", name_text(key).s);
-    json_object_foreach((json_t *)v, name, value)
-    {
-        show(name, value, depth + 1, width);
-    }
-    json_array_foreach(v, i, value)
-    {
-        char number[24];
-        snprintf(number, sizeof number, "%zu", i);
-        show(number, value, depth + 1, width);
-    }
-    if (json_is_object(v) || json_is_array(v))
+    if (!v || (json_is_string(v) && !*json_string_value(v)))
         return;
-    printf("%*s%-*s  ", 2 * depth, "", width - 2 * depth, name_text(key).s);
+    printf("  %-30s ", name_text(name).s);
     if (json_is_string(v))
         printf("%s\n", name_text(json_string_value(v)).s);
-    else if (json_is_integer(v) && n > 6 && strcmp(key + n - 6, "_bytes") == 0)
+    else if (json_is_integer(v) && ends_in(key, "_bytes"))
         printf("%s\n", size_text((uint64_t)json_integer_value(v)).s);
     else if (json_is_integer(v))
-        printf("%" JSON_INTEGER_FORMAT "\n", json_integer_value(v));
-    else if (json_is_real(v))
-        printf("%.6g\n", json_real_value(v));
+        printf("%" JSON_INTEGER_FORMAT "%s\n", json_integer_value(v), ends_in(key, "_ms") ? " ms" : "");
     else
         printf("%s\n", json_is_true(v) ? "yes" : json_is_false(v) ? "no" : "-");
+}
+
+static void show_group(const char *title, const struct shown *group, const json_t *server)
+{
+    printf("\n%s\n", title);
+    for (; group->key; group++)
+        show(group->key, group->name, json_object_get(server, group->key));
+}
+
+static bool is_shown(const char *key)
+{
+    const struct shown *const groups[] = {of_store, of_now, since_start};
+    for (size_t i = 0; elsewhere[i]; i++)
+        if (strncmp(key, elsewhere[i], strlen(elsewhere[i])) == 0)
+            return true;
+    for (size_t g = 0; g < sizeof groups / sizeof *groups; g++)
+        for (const struct shown *s = groups[g]; s->key; s++)
+            if (strcmp(key, s->key) == 0)
+                return true;
+    return false;
+}
+
+/* Of a newer server. */
+static void show_others(const json_t *server)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)server, key, value)
+    {
+        if (!is_shown(key))
+            show(key, key, value);
+    }
+}
+
+static uint64_t class_figure(const json_t *server, const char *class, const char *what)
+{
+    char key[96];
+    snprintf(key, sizeof key, "class_%s_%s", class, what);
+    return (uint64_t)json_integer_value(json_object_get(server, key));
+}
+
+/* How the scheduler shares the disk: who waits, and how long it took. */
+static void show_classes(const json_t *server)
+{
+    static const char *const classes[] = {"restore", "feed", "save", "scrub"};
+    static const char *const heads[] = {"DISK WORK", ">OPERATIONS",    ">IN FLIGHT",
+                                        ">QUEUED",   ">WAITED (MEAN)", ">WAITED (MOST)"};
+    struct table t;
+    table_begin(&t, heads, 6);
+    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
+        uint64_t n = class_figure(server, classes[i], "admitted");
+        char mean[32], most[32];
+        snprintf(mean, sizeof mean, "%.1f ms",
+                 n ? (double)class_figure(server, classes[i], "waited_ms") / (double)n : 0);
+        snprintf(most, sizeof most, "%" PRIu64 " ms", class_figure(server, classes[i], "waited_ms_max"));
+        table_row(&t, classes[i], number_text(n).s,
+                  size_text(class_figure(server, classes[i], "in_flight_bytes")).s,
+                  number_text(class_figure(server, classes[i], "queued")).s, mean, most);
+    }
+    printf("\n");
+    table_end(&t);
+}
+
+static void show_all(const struct larder_info *info, const json_t *server)
+{
+    uint64_t up_ns = (uint64_t)json_integer_value(json_object_get(server, "uptime_ms")) * 1000000u;
+    const char *io = json_string_value(json_object_get(server, "io"));
+    printf("%s at %s, as %s (%s), by %s\n", name_text(info->server_software).s, info->server, info->tenant,
+           info->role, info->path);
+    printf("started %s, on %" JSON_INTEGER_FORMAT " loops, by %s\n", age_text(up_ns + 1, 1).s,
+           json_integer_value(json_object_get(server, "loops")), io ? name_text(io).s : "?");
+    show_group("store", of_store, server);
+    show_group("now", of_now, server);
+    show_group("since the start", since_start, server);
+    show_others(server);
+    show_classes(server);
 }
 
 static int status_run(const struct command *cmd, int argc, char **argv)
@@ -74,17 +174,8 @@ static int status_run(const struct command *cmd, int argc, char **argv)
         status = json_print(json_pack("{s:s,s:s,s:s,s:s,s:s,s:O}", "server", info.server, "software",
                                       info.server_software, "tenant", info.tenant, "role", info.role, "path",
                                       info.path, "status", server));
-    else {
-        printf("%s at %s, as %s (%s), by %s\n", name_text(info.server_software).s, info.server, info.tenant,
-               info.role, info.path);
-        const char *name;
-        json_t *value;
-        int width = widest(server, 0);
-        json_object_foreach(server, name, value)
-        {
-            show(name, value, 0, width);
-        }
-    }
+    else
+        show_all(&info, server);
     json_decref(server);
     free(text);
     return client_close(c, status);
@@ -93,5 +184,7 @@ static int status_run(const struct command *cmd, int argc, char **argv)
 const struct command cmd_status = {
     "status", "what the server is, has and does",
     "usage: larder status [--json]\n"
-    "  --json    {\"server\", \"software\", \"tenant\", \"role\", \"path\", \"status\": {...}}\n",
+    "  --json    {\"server\", \"software\", \"tenant\", \"role\", \"path\", \"status\": {...}}\n"
+    "Sizes, times and counts of the store and of what is going on; --json has them as the server sends "
+    "them.\n",
     status_run};

@@ -110,7 +110,11 @@ def test_server_that_is_not_larder(server, tmp_path):
 def test_status(server):
     got = server.json("status")
     assert got["tenant"] == "dev" and got["role"] == "admin" and isinstance(got["status"], dict)
-    assert "dev (admin)" in server.larder("status").stdout
+    text = server.larder("status").stdout
+    assert "dev (admin)" in text and re.search(r"^DISK WORK .*QUEUED", text, re.M)
+    figures = dict(re.findall(r"^  ( *\S.*?)  +(\S.*)$", text, re.M))
+    assert figures["tenants"] == str(got["status"]["store_tenants"]) and figures["free"].endswith("iB")
+    assert "_" not in "".join(figures)  # each of the server's keys has words of its own
 
 
 def test_doctor(server, tmp_path):
