@@ -51,8 +51,21 @@ PROGRAMS := $(if $(wildcard server/main.c),$(BUILD)/larderd) \
 all: deps-quick $(PROGRAMS)
 
 help:
-	@sed -n 's/^# *//p' Makefile | head -8
-	@echo 'targets: all check demo bench fuzz sim tidy install uninstall deps clean'
+	@printf '%s\n' \
+	    'make              builds larderd, larder and liblarder.so into $(BUILD)/' \
+	    'make check        every test and the checks of the house rules; T=word runs those whose names have it' \
+	    'make demo         trains, kills a rank in the middle of a save, resumes on more ranks' \
+	    'make bench        what this machine can do, and how near larder comes; BENCH_ARGS="--bytes 2G"' \
+	    'make sim          thousands of seeds on the simulator' \
+	    'make fuzz         every fuzz target; FUZZ_SECONDS=n, T=word' \
+	    'make tidy         cppcheck, formatting and the checks of the house rules' \
+	    'make install      below PREFIX (/usr/local), DESTDIR before it; make uninstall takes it away' \
+	    'make deps         installs the Debian packages that are missing, also those of fuzz and tidy' \
+	    'make clean        removes build/' \
+	    '' \
+	    'V=1                      shows the commands' \
+	    'SAN=address,undefined    builds and checks under sanitizers, in a folder of its own; SAN=thread likewise' \
+	    'CC=clang BUILD=build/clang  the other compiler'
 
 # Installs what is missing, saying which; as root or through sudo.
 deps:
