@@ -246,7 +246,7 @@ static int find(struct larder_restore *r, struct slice name, struct saved **out,
     if (*out)
         return 0;
     char text[160];
-    return err_set(e, ERR_NOT_FOUND, "tensor \"%s\" is not in step %llu of %s, which has %zu tensors",
+    return err_set(e, ERR_NOT_FOUND, "tensor \"%s\" is not in step %llu of %s, which has %zu",
                    err_quote(text, sizeof text, name.p, name.n), (unsigned long long)r->commit.step,
                    r->run.name, r->catalog.count);
 }

@@ -219,8 +219,8 @@ static int show_text(struct larder *c, struct larder_restore *r, const char *run
            name_text(run).s, i->step, i->sequence, time_text(i->server_time_ns).s,
            age_text(client_now_ns(c), i->server_time_ns).s, i->world, i->world == 1 ? "" : "s",
            i->attempt_number);
-    printf("%s in %zu tensors, %s stored\n", size_text(i->plain_bytes).s, larder_restore_tensors(r),
-           size_text(i->stored_bytes).s);
+    printf("%s in %zu tensor%s, %s stored\n", size_text(i->plain_bytes).s, larder_restore_tensors(r),
+           larder_restore_tensors(r) == 1 ? "" : "s", size_text(i->stored_bytes).s);
     feed_state_text(i);
     for (size_t n = 0; larder_restore_label(r, n, &key, &value) == 0; n++) {
         struct text_long k = name_text(key);
