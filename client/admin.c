@@ -212,6 +212,21 @@ struct prune_words {
     char text[96];
 };
 
+/* In the largest unit that leaves no rest. */
+static void younger_text(struct prune_words *w)
+{
+    static const struct {
+        uint64_t seconds;
+        const char *name;
+    } units[] = {{24 * 3600, "day"}, {3600, "hour"}, {60, "minute"}, {1, "second"}};
+    size_t i = 0;
+    while (w->o->keep_within_s % units[i].seconds != 0)
+        i++;
+    uint64_t n = w->o->keep_within_s / units[i].seconds;
+    snprintf(w->text, sizeof w->text, "younger than %llu %s%s", (unsigned long long)n, units[i].name,
+             n == 1 ? "" : "s");
+}
+
 static const char *prune_reason(struct prune_words *w, unsigned reason)
 {
     switch (reason) {
@@ -219,9 +234,7 @@ static const char *prune_reason(struct prune_words *w, unsigned reason)
     case PRUNE_KEEP_EVERY:
         snprintf(w->text, sizeof w->text, "step is a multiple of %llu", (unsigned long long)w->o->keep_every);
         break;
-    case PRUNE_KEEP_WITHIN:
-        snprintf(w->text, sizeof w->text, "younger than %llu s", (unsigned long long)w->o->keep_within_s);
-        break;
+    case PRUNE_KEEP_WITHIN: younger_text(w); break;
     case PRUNE_KEEP_PINNED: return "pinned";
     case PRUNE_KEEP_LAST_GOOD: return "the last good one is never removed";
     case PRUNE_REMOVE_OLD: return "older than the rules keep";

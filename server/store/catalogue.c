@@ -374,6 +374,7 @@ void commit_entry_free(struct commit_entry *c)
 {
     commit_free(&c->commit);
     free(c->reason);
+    free(c->pin_reason);
     free(c);
 }
 
@@ -420,6 +421,19 @@ void commit_set_reason(struct commit_entry *c, const char *reason)
 {
     free(c->reason);
     c->reason = reason ? strdup(reason) : NULL;
+}
+
+void commit_set_pinned(struct commit_entry *c, bool pinned, const char *reason)
+{
+    free(c->pin_reason);
+    c->pinned = pinned;
+    c->pin_reason = pinned && *reason ? strdup(reason) : NULL;
+}
+
+struct slice commit_reason(const struct commit_entry *c)
+{
+    const char *text = commit_bad(c) ? c->reason : c->pin_reason;
+    return text ? slice_str(text) : (struct slice){0};
 }
 
 int commit_bind(struct run *r, struct commit_entry *c)

@@ -21,7 +21,7 @@ static void commit_item(const struct commit_entry *c, struct buf *out)
         .stored_bytes = c->stored_bytes,
         .server_time_ns = c->commit.server_time_ns,
         .attempt_number = c->commit.attempt_number,
-        .reason = commit_bad(c) && c->reason ? slice_str(c->reason) : (struct slice){0},
+        .reason = commit_reason(c),
         .labels = c->commit.labels,
     };
     msg_commit_item_encode(&item, out);
@@ -112,7 +112,7 @@ void do_commit_get(struct task *t)
     struct msg_commit_get_reply reply = {
         .state = commit_bad(c) ? COMMIT_BAD : COMMIT_GOOD,
         .pinned = c->pinned,
-        .reason = commit_bad(c) && c->reason ? slice_str(c->reason) : (struct slice){0},
+        .reason = commit_reason(c),
         .record = SLICE(t->buf.p, t->buf.n),
     };
     msg_commit_get_reply_encode(&reply, &t->op->reply);
@@ -146,7 +146,7 @@ static void marked(struct task *t)
     struct commit_entry *c = commit_by_sequence(t->run, job->m.sequence);
     check(c); /* removing it needs the latch that this task holds */
     if (action == MARK_ACTION_PIN || action == MARK_ACTION_UNPIN) {
-        c->pinned = action == MARK_ACTION_PIN;
+        commit_set_pinned(c, action == MARK_ACTION_PIN, job->reason);
     } else {
         c->marked_bad = action == MARK_ACTION_BAD;
         commit_set_reason(c, c->marked_bad ? job->reason : c->missing ? "segments are missing" : NULL);

@@ -145,6 +145,7 @@ struct commit_entry {
     uint64_t stored_bytes;
     bool pinned, marked_bad, missing; /* missing: a segment that it names is not there or not whole */
     char *reason;                     /* of bad or missing; may be NULL */
+    char *pin_reason;                 /* of pinned; may be NULL */
 };
 static inline bool commit_bad(const struct commit_entry *c)
 {
@@ -298,6 +299,9 @@ struct commit_entry *commit_by_sequence(const struct run *r, uint64_t sequence);
 struct commit_entry *commit_of_save(const struct run *r, const struct id *attempt, uint64_t step);
 struct commit_entry *commit_last_good(const struct run *r);
 void commit_set_reason(struct commit_entry *c, const char *reason);
+void commit_set_pinned(struct commit_entry *c, bool pinned, const char *reason);
+/* What people are told: why it is bad, else why it is pinned. */
+struct slice commit_reason(const struct commit_entry *c);
 /* Names the segments of the commit as used: makes unknown ones SEGMENT_MISSING, counts, sums. */
 must_check int commit_bind(struct run *r, struct commit_entry *c);
 

@@ -412,7 +412,7 @@ static int decode_mark(struct slot *t, const uint8_t *p, size_t n, struct err *e
     if (!c) /* left by a removed commit, to keep its number from being given again */
         return 0;
     if (mark.kind == MARK_PIN) {
-        c->pinned = true;
+        commit_set_pinned(c, true, mark.reason);
     } else {
         c->marked_bad = true;
         commit_set_reason(c, mark.reason);

@@ -195,6 +195,7 @@ def test_pin_mark_and_prune(server, tmp_path):
     server.larder("ckpt", "mark", "prune", 60, "bad", "--reason", "loss diverged", role="operator")
     listed = {c["step"]: c for c in server.json("ckpt", "ls", "prune")}
     assert listed[10]["pinned"] and listed[60]["state"] == "bad"
+    assert (listed[10]["reason"], listed[20]["reason"], listed[60]["reason"]) == ("paper", "", "loss diverged")
     assert server.json("ckpt", "show", "prune")["step"] == 50, "latest passes over a bad one"
 
     words = ["ckpt", "prune", "prune", "--keep-last", 2, "--keep-every", 30]
@@ -210,7 +211,11 @@ def test_pin_mark_and_prune(server, tmp_path):
     server.larder("ckpt", "pin", "prune", 20, role="operator")
     server.larder(*words, "--yes", "--plan", plan["plan"], role="operator", status=CONFLICT)
     assert len(server.json("ckpt", "ls", "prune")) == 6
+    server.larder("ckpt", "pin", "prune", 20, "--reason", "later", role="operator")  # told twice: the first stays
     server.larder("ckpt", "unpin", "prune", 20, role="operator")
+    assert {c["step"]: c["reason"] for c in server.json("ckpt", "ls", "prune")}[20] == ""
+    younger = server.json("ckpt", "prune", "prune", "--keep-within", "36h")["items"][2]["reason"]
+    assert younger == "younger than 36 hours"
     done = server.json(*words, "--yes", "--plan", plan["plan"], role="operator")
     assert done["executed"] and done["removed"] == done["to_remove"] == plan["to_remove"]
     left = {c["step"] for c in server.json("ckpt", "ls", "prune") if c["state"] in ("good", "bad")}

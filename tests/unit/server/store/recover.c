@@ -98,6 +98,17 @@ static enum err_class mark(uint64_t sequence, unsigned action, const char *reaso
                     .sequence = sequence, .action = (uint8_t)action, .reason = slice_str(reason)));
 }
 
+static bool reason_is(uint64_t sequence, const char *text)
+{
+    struct ask *c = ASK(&rig, OP_COMMIT_GET, commit_get, .kind = RUN_CHECKPOINTS, .name = slice_str(NAME),
+                        .select = SELECT_SEQUENCE, .value = sequence);
+    assert_int_equal(ask_do(c), ERR_NONE);
+    struct msg_commit_get_reply m = ANSWER(c, commit_get_reply);
+    bool same = m.reason.n == strlen(text) && memcmp(m.reason.p, text, m.reason.n) == 0;
+    ask_free(c);
+    return same;
+}
+
 static void a_restart_changes_nothing(void **state)
 {
     (void)state;
@@ -123,6 +134,9 @@ static void a_restart_changes_nothing(void **state)
     assert_memory_equal(&now.store_id, &then.store_id, sizeof now.store_id);
     assert_int_equal(now.damaged_objects, 0);
     assert_int_equal(after[1].pinned, 1);
+    assert_true(reason_is(2, "for the paper"));
+    assert_true(reason_is(3, ""));
+    assert_true(reason_is(4, "loss was NaN"));
     assert_int_equal(after[3].state, COMMIT_BAD);
     assert_int_equal(rig_save(&rig, &run, &attempt, 60, 2, NULL, NULL), ERR_NONE);
     assert_int_equal(commits(false, after), 6);
