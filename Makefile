@@ -111,7 +111,13 @@ $(BUILD)/tests/unit/tools/%: $(BUILD)/obj/tests/unit/tools/%.o $(filter-out %/la
 	$(Q)mkdir -p $(@D)
 	$(Q)$(LINK) $(filter %.o,$^) -o $@ -lcmocka -L$(BUILD) -llarder -Wl,-rpath,'$(abspath $(BUILD))' $(FORMAT_LIBS) -lm
 
-tests: all $(UNIT)
+# The simulator's campaign: one program of all files in tests/sim.
+$(BUILD)/tests/sim/campaign: $(call objects,$(wildcard tests/sim/*.c)) $(SERVER) $(FORMAT)
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(LINK) $^ -o $@ $(FORMAT_LIBS) $(SERVER_LIBS)
+
+tests: all $(UNIT) $(BUILD)/tests/sim/campaign
 
 # Ends with "N passed, N failed, N skipped".
 check: tests
@@ -139,6 +145,12 @@ fuzz-deps:
 
 fuzz: fuzz-deps $(FUZZERS)
 	$(Q)FUZZ_SECONDS=$(FUZZ_SECONDS) tests/fuzz/run $(or $(T),$(notdir $(FUZZERS)))
+
+# Plays SEEDS worlds from seed FROM on, on all cores; ends with "N passed, N failed".
+SEEDS ?= 1000
+FROM ?= 1
+sim: $(BUILD)/tests/sim/campaign
+	$(Q)$(BUILD)/tests/sim/campaign --from $(FROM) --seeds $(SEEDS)
 
 tidy:
 	$(Q)tools/deps $(TIDY_PACKAGES)

@@ -405,24 +405,39 @@ static int on_key(void *user, const char *section, const char *name, const char 
     return server_key(p, name, value);
 }
 
-/* What inih would take in silence: lines cut short, and lines that go on with the one before. */
+static int empty_section(const char *line, const char *name, unsigned number, struct err *e)
+{
+    char quoted[96];
+    return err_set(e, ERR_INVALID, "%s, line %u: the section %s is empty; give it keys or remove it", name,
+                   number, err_quote(quoted, sizeof quoted, line, strcspn(line, "\r\n")));
+}
+
+/* What inih would take in silence: lines cut short, lines that go on with the one before, empty sections. */
 static int check_lines(const char *text, const char *name, struct err *e)
 {
-    unsigned number = 1;
+    const char *section = NULL; /* that has no key yet */
+    unsigned section_number = 0, number = 1;
     for (const char *line = text; *line; number++) {
         size_t n = strcspn(line, "\n");
         size_t blank = strspn(line, " \t\r");
+        bool says = blank < n && line[blank] != ';' && line[blank] != '#';
         if (n > LINE_BYTES_MAX)
             return err_set(e, ERR_INVALID,
                            "%s, line %u: %zu bytes, at most %u; use a shorter path (a link helps)", name,
                            number, n, LINE_BYTES_MAX);
-        if (blank > 0 && blank < n && line[blank] != ';' && line[blank] != '#')
+        if (blank > 0 && says)
             return err_set(e, ERR_INVALID,
                            "%s, line %u: begins with a blank; begin keys at the start of the line", name,
                            number);
+        if (section && says && *line == '[')
+            return empty_section(section, name, section_number, e);
+        if (says) {
+            section = *line == '[' ? line : NULL;
+            section_number = number;
+        }
         line += n + (line[n] == '\n');
     }
-    return 0;
+    return section ? empty_section(section, name, section_number, e) : 0;
 }
 
 static int missing(struct err *e, const char *name, const char *section, const char *key)

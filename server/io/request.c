@@ -11,7 +11,8 @@
 
 #include "format/limits.h"
 
-#define ATTEMPT_BYTES_MAX ((size_t)1 << 30)
+#define ATTEMPTS_BEHIND_MAX 100u
+#define ATTEMPT_BYTES_MAX   ((size_t)1 << 30)
 
 const char *io_code_name(enum io_code code)
 {
@@ -33,12 +34,19 @@ size_t io_resume(const struct io_req *r, size_t *bytes)
     return start;
 }
 
-/* A transfer got `got` bytes: 0 or more. */
+/* A transfer got `got` bytes: 0 or more. An attempt that starts again on a block border and reaches less than
+ * the one before says nothing of the end of the file: another is made, but not for ever. */
 static bool settle_transfer(struct io_op *op, size_t got)
 {
     struct io_req *r = io_req(op);
     size_t asked, reached = io_resume(r, &asked) + got;
     bool moved = reached > r->done;
+    if (reached < r->done && r->code != IO_SEND) {
+        if (++r->mode < ATTEMPTS_BEHIND_MAX)
+            return false;
+        op->result = -EIO;
+        return true;
+    }
     if (moved)
         r->done = reached;
     if (r->done < r->n && moved)

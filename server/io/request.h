@@ -52,7 +52,7 @@ struct io_req {
     bool started;   /* on a helper thread: too late to take it back */
     int32_t fd;
     int32_t flags;
-    uint32_t mode;
+    uint32_t mode;   /* of open and mkdir; of a transfer: attempts that fell behind */
     uint64_t offset; /* of a transfer; the length for allocate and truncate */
     size_t n, done;  /* bytes asked, bytes transferred */
     void *p;

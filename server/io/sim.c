@@ -35,9 +35,18 @@ uint64_t sim_below(struct sim *s, uint64_t n)
     return n ? draw(&s->random) % n : 0;
 }
 
-bool sim_chance(struct sim *s, uint32_t per_million)
+bool sim_strikes(struct sim *s, const uint32_t *fault)
 {
-    return per_million && sim_below(s, 1000000) < per_million;
+    if (!*fault || sim_below(s, 1000000) >= *fault)
+        return false;
+    size_t which = (size_t)(fault - (const uint32_t *)&s->options.faults);
+    ((uint32_t *)&s->struck)[which]++;
+    return true;
+}
+
+const struct sim_faults *sim_struck(const struct sim *s)
+{
+    return &s->struck;
 }
 
 uint64_t sim_stall_us(struct sim *s)
@@ -235,11 +244,11 @@ static int64_t perform_read(struct sim *s, struct sim_fd *f, struct io_req *r)
     const struct sim_faults *faults = &s->options.faults;
     size_t bytes, start = io_resume(r, &bytes);
     uint8_t *p = (uint8_t *)r->p + start;
-    if (sim_chance(s, faults->read_error))
+    if (sim_strikes(s, &faults->read_error))
         return -EIO;
-    bytes = piece(s, f, bytes, sim_chance(s, faults->short_transfer));
+    bytes = piece(s, f, bytes, sim_strikes(s, &faults->short_transfer));
     int64_t got = disk_read(f->node->disk, f, p, bytes, r->offset + start);
-    if (got > 0 && sim_chance(s, faults->read_corrupt))
+    if (got > 0 && sim_strikes(s, &faults->read_corrupt))
         p[sim_below(s, (uint64_t)got)] ^= (uint8_t)(1u << sim_below(s, 8));
     return got;
 }
@@ -249,17 +258,17 @@ static int64_t perform_write(struct sim *s, struct sim_fd *f, struct io_req *r)
     const struct sim_faults *faults = &s->options.faults;
     size_t bytes, start = io_resume(r, &bytes);
     const uint8_t *p = (const uint8_t *)r->p + start;
-    if (sim_chance(s, faults->write_no_space))
+    if (sim_strikes(s, &faults->write_no_space))
         return -ENOSPC;
-    bool fails = sim_chance(s, faults->write_error);
-    bytes = piece(s, f, bytes, fails || sim_chance(s, faults->short_transfer));
+    bool fails = sim_strikes(s, &faults->write_error);
+    bytes = piece(s, f, bytes, fails || sim_strikes(s, &faults->short_transfer));
     int64_t put = disk_write(f->node->disk, f, p, bytes, r->offset + start);
     return fails && put >= 0 ? -EIO : put;
 }
 
 static int64_t perform_sync(struct sim *s, struct sim_fd *f)
 {
-    if (sim_chance(s, s->options.faults.sync_error)) {
+    if (sim_strikes(s, &s->options.faults.sync_error)) {
         disk_break_sync(f);
         return -EIO;
     }
@@ -300,8 +309,8 @@ static int64_t perform_on_fd(struct sim *s, struct sim_fd *f, struct io_req *r)
     case IO_READ: return perform_read(s, f, r);
     case IO_WRITE: return perform_write(s, f, r);
     case IO_ALLOCATE:
-        return sim_chance(s, s->options.faults.write_no_space) ? -ENOSPC
-                                                               : disk_allocate(f->node->disk, f, r->offset);
+        return sim_strikes(s, &s->options.faults.write_no_space) ? -ENOSPC
+                                                                 : disk_allocate(f->node->disk, f, r->offset);
     case IO_TRUNCATE: return disk_truncate(f->node->disk, f, r->offset);
     default: return perform_sync(s, f);
     }

@@ -37,6 +37,8 @@ struct sim_options {
 must_check struct sim *sim_create(const struct sim_options *o);
 void sim_destroy(struct sim *s); /* every loop must be destroyed before */
 void sim_set_faults(struct sim *s, const struct sim_faults *f);
+/* How often each of them has struck (of those with a chance). */
+const struct sim_faults *sim_struck(const struct sim *s);
 
 /* Nodes are numbered 0.. and made on first use; loops of one node share its disk. Addresses are "nodeN":port.
  */

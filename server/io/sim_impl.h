@@ -38,6 +38,7 @@ struct sim_fd {
 
 struct sim {
     struct sim_options options;
+    struct sim_faults struck;    /* counts */
     uint64_t random, random_ids; /* states */
     uint64_t now_us, serial;
     struct sim_event *heap;
@@ -65,8 +66,8 @@ static inline struct sim_loop *sim_loop_of(struct loop *l)
     return container_of(l, struct sim_loop, loop);
 }
 
-uint64_t sim_below(struct sim *s, uint64_t n); /* uniform in [0, n); 0 for n == 0 */
-bool sim_chance(struct sim *s, uint32_t per_million);
+uint64_t sim_below(struct sim *s, uint64_t n);          /* uniform in [0, n); 0 for n == 0 */
+bool sim_strikes(struct sim *s, const uint32_t *fault); /* one of s->options.faults, by its chance; counted */
 void sim_at(struct sim *s, uint64_t delay_us, void (*run)(struct sim *s, void *arg), void *arg);
 void sim_forget(struct sim *s, void *arg); /* events with this argument do not happen */
 uint64_t sim_stall_us(struct sim *s);

@@ -224,7 +224,7 @@ static void receive_now(struct sim *s, struct endpoint *ep, struct io_op *op)
 {
     struct io_req *r = io_req(op);
     size_t n = r->n < ep->in_bytes ? r->n : ep->in_bytes;
-    if (n > 1 && sim_chance(s, s->options.faults.short_transfer))
+    if (n > 1 && sim_strikes(s, &s->options.faults.short_transfer))
         n = 1 + (size_t)sim_below(s, n - 1);
     memcpy(r->p, ep->in + ep->in_first, n);
     ep->in_first += n;
@@ -256,7 +256,7 @@ static void push(struct sim *s, struct endpoint *ep)
             return;
         n = n < room ? n : room;
         n = n < SEGMENT_BYTES ? n : SEGMENT_BYTES;
-        if (n > 1 && sim_chance(s, s->options.faults.short_transfer))
+        if (n > 1 && sim_strikes(s, &s->options.faults.short_transfer))
             n = 1 + (size_t)sim_below(s, n - 1);
         if (n)
             send_segment(s, ep, SEGMENT_DATA, (uint8_t *)r->p + r->done, n);
@@ -337,7 +337,7 @@ static void perform_connect(struct sim *s, struct io_op *op)
         sim_ready(op, -ECONNREFUSED);
         return;
     }
-    if (sim_chance(s, s->options.faults.connection_cut)) {
+    if (sim_strikes(s, &s->options.faults.connection_cut)) {
         sim_ready(op, -ECONNRESET);
         return;
     }
@@ -368,7 +368,7 @@ void net_perform(struct io_op *op)
         serve_accepters(s, f->listener);
         return;
     }
-    if (!f->endpoint->reset && sim_chance(s, s->options.faults.connection_cut))
+    if (!f->endpoint->reset && sim_strikes(s, &s->options.faults.connection_cut))
         cut(s, f->endpoint);
     if (r->code == IO_RECV)
         perform_recv(s, f->endpoint, op);

@@ -84,6 +84,12 @@ static void fail_not_selected(struct task *t, const struct msg_commit_get *m)
                   "%s has no committed %s with sequence %" PRIu64 "; 'larder %s ls %s' shows what there is",
                   run_text(t->run), what, m->value, t->run->record.kind == RUN_DATASET ? "dataset" : "ckpt",
                   run_text(t->run));
+    else if (t->run->unreadable > 0) /* whoever heard "not found" would begin from nothing */
+        task_fail(
+            t, ERR_CORRUPT,
+            "%s has no %s that can be used, but %u commit record(s) that could not be read when the server "
+            "started; see the server's log, restore them or check the disk, and start the server again",
+            run_text(t->run), what, t->run->unreadable);
     else if (t->run->commit_count > 0)
         task_fail(t, ERR_NOT_FOUND, "%s has no good %s: all %zu are marked bad or have lost segments",
                   run_text(t->run), what, t->run->commit_count);

@@ -172,6 +172,7 @@ struct run {
     uint32_t failed_count;
     uint64_t stored_bytes;
     uint32_t unreadable; /* commit records that could not be read: what no commit names may be theirs */
+    uint32_t envelopes_unreadable; /* likewise: the run has a key, even if none is here */
 };
 
 enum segment_state {

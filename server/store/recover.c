@@ -163,6 +163,8 @@ static void slot_damaged(struct slot *t, const struct err *why)
     } else {
         if (t->letter == 'c')
             t->r->run->unreadable++;
+        if (t->letter == 'e')
+            t->r->run->envelopes_unreadable++;
         store_report_damaged(t->r->s, t->name, why);
     }
     slot_end(t);

@@ -144,8 +144,24 @@ void do_tenant_list(struct task *t)
 
 /* ---- runs ---- */
 
+/* A run whose key cannot be read is not one that has none yet: who believed that would give it another key.
+ */
+static bool key_is_lost(struct task *t, const struct run *r)
+{
+    if (r->envelope_count > 0 || r->envelopes_unreadable == 0)
+        return false;
+    task_fail(
+        t, ERR_CORRUPT,
+        "the %u envelope(s) of %s, which hold its key, could not be read when the server started; see the "
+        "server's log, restore them or check the disk, and start the server again",
+        r->envelopes_unreadable, run_text(r));
+    return true;
+}
+
 static void run_open_reply(struct task *t, const struct run *r, bool created)
 {
+    if (key_is_lost(t, r))
+        return;
     struct buf envelopes = {0};
     for (uint32_t i = 0; i < r->envelope_count; i++)
         buf_put(&envelopes, r->envelopes[i].bytes, ENVELOPE_BYTES);
@@ -476,6 +492,8 @@ static void envelope_gated(struct task *t)
 {
     struct envelope_job *job = t->own;
     struct run *r = t->run;
+    if (key_is_lost(t, r))
+        return;
     for (uint32_t i = 0; i < r->envelope_count; i++) {
         if (r->envelopes[i].epoch != job->epoch)
             continue;

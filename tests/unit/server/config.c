@@ -71,6 +71,8 @@ static void refusals_say_where_and_what(void **state)
         {BASE "io = magic\n", {"line 7", "ring (io_uring) or pool", "magic"}},
         {BASE "listen = nowhere\n", {"line 7", "host:port", "nowhere"}},
         {BASE "  key = indented\n", {"line 7", "begins with a blank", ""}},
+        {BASE "[publish x]\n# path = /a\n", {"line 7", "[publish x]", "is empty"}},
+        {"[server]\n\n[tenant a]\nbandwidth = 1\n", {"line 1", "[server]", "is empty"}},
         {BASE "just words\n", {"line 7", "key = value", ""}},
         {BASE "[publish x]\ntenant = acme\n", {"[publish x]", "lacks \"path\"", ""}},
         {BASE "[publish x]\npath = /a\ntenant = Acme!\n", {"line 9", "a tenant's name", "Acme!"}},

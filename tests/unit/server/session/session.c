@@ -603,6 +603,54 @@ static void streams_share_a_session(void **state)
     nothing_left();
 }
 
+/* Much more than the session may hold is under way at once: it is taken in as it is done. */
+static void payloads_in_flight_are_bounded(void **state)
+{
+    (void)state;
+    struct served s;
+    struct caller c;
+    struct handmade p;
+    struct answer a;
+    served_start(&s, &(struct served_options){.limits = {.session_payload_bytes_max = 2 * CHUNK_SIZE}});
+    caller_join(&c, &s, writer());
+    begin_part(&c, &p);
+    for (int i = 0; i < 40; i++) { /* repeating a chunk is harmless */
+        struct buf b = handmade_chunk(&p, (uint32_t)i % CHUNKS);
+        caller_send(&c, OP_SEGMENT_CHUNK, 0, &b, handmade_chunk_tail(&p, (uint32_t)i % CHUNKS));
+    }
+    for (int i = 0; i < 40; i++) {
+        assert_true(caller_answer(&c, &a));
+        if (a.err.class != ERR_NONE)
+            fail_msg("chunk: %s", a.err.text);
+        answer_free(&a);
+    }
+    finish_part(&c, &p);
+    caller_close(&c);
+    handmade_free(&p);
+    served_stop(&s, 1000);
+    nothing_left();
+}
+
+static void who_does_not_read_is_given_up(void **state)
+{
+    (void)state;
+    struct served s;
+    struct caller c;
+    struct handmade p;
+    struct range ranges[32];
+    served_start(&s, &(struct served_options){.limits = {.send_ms = 200}});
+    caller_join(&c, &s, writer());
+    part_save(&c, &p);
+    for (int i = 0; i < 32; i++)
+        ranges[i] = (struct range){p.bytes_offset, CHUNKS * CHUNK_SIZE};
+    struct buf b = handmade_read(&p, UINT64_MAX, ranges, 32); /* 96 MiB: more than sockets hold */
+    caller_send(&c, OP_READ, 0, &b, (struct slice){0});
+    nothing_left();
+    caller_close(&c);
+    handmade_free(&p);
+    served_stop(&s, 1000);
+}
+
 static void what_cannot_be_read_is_named(void **state)
 {
     (void)state;
@@ -789,6 +837,8 @@ int main(void)
         cmocka_unit_test(reads_give_the_bytes),
         cmocka_unit_test(credit_holds_and_releases_a_stream),
         cmocka_unit_test(streams_share_a_session),
+        cmocka_unit_test(payloads_in_flight_are_bounded),
+        cmocka_unit_test(who_does_not_read_is_given_up),
         cmocka_unit_test(what_cannot_be_read_is_named),
         cmocka_unit_test(disconnects_leave_nothing),
         cmocka_unit_test(too_many_sessions_are_told_so),

@@ -214,6 +214,25 @@ static void a_damaged_commit_record_is_named_and_its_parts_stay(void **state)
         assert_int_equal(items[i].state, COMMIT_GOOD);
 }
 
+/* Found by the simulator's campaign: with its only commit record unreadable, a run looked as if nothing had
+ * been committed yet, and a job would have begun from nothing. */
+static void a_run_that_cannot_be_read_is_not_empty(void **state)
+{
+    (void)state;
+    assert_int_equal(rig_save(&rig, &run, &attempt, 10, 2, NULL, NULL), ERR_NONE);
+    rig_object_flip(&rig, rig_object(&rig, &run, "c-0000000000000001"), 60, 4);
+    restart();
+    for (unsigned select = SELECT_LATEST; select <= SELECT_LATEST_GOOD; select += 3)
+        assert_int_equal(once(ASK(&rig, OP_COMMIT_GET, commit_get, .kind = RUN_CHECKPOINTS,
+                                  .name = slice_str(NAME), .select = (uint8_t)select)),
+                         ERR_CORRUPT);
+    assert_non_null(strstr(rig.err.text, "could not be read"));
+    assert_int_equal(rig_save(&rig, &run, &attempt, 20, 2, NULL, NULL), ERR_NONE);
+    assert_int_equal(once(ASK(&rig, OP_COMMIT_GET, commit_get, .kind = RUN_CHECKPOINTS,
+                              .name = slice_str(NAME), .select = SELECT_LATEST_GOOD)),
+                     ERR_NONE);
+}
+
 static void a_record_of_a_later_version_is_skipped_by_name(void **state)
 {
     (void)state;
@@ -367,6 +386,7 @@ int main(void)
         ON_MEMORY(a_half_saved_step_is_not_there),
         ON_MEMORY(a_damaged_commit_record_is_named_and_its_parts_stay),
         ON_FOLDER(a_damaged_commit_record_is_named_and_its_parts_stay),
+        ON_MEMORY(a_run_that_cannot_be_read_is_not_empty),
         ON_MEMORY(a_record_of_a_later_version_is_skipped_by_name),
         ON_MEMORY(a_commit_that_lost_a_segment_is_bad),
         ON_MEMORY(other_damage_does_not_stop_the_start),

@@ -187,6 +187,33 @@ static struct ask *drop(uint32_t epoch)
     return ASK(&rig, OP_ENVELOPE_DROP, envelope_drop, .run_id = run, .epoch = epoch);
 }
 
+/* Found by seed 2536 of the simulator's campaign: with its only envelope unreadable, the run looked as if it
+ * had no key yet, and an envelope of another epoch, with another key, was taken. */
+static void a_key_that_cannot_be_read_is_not_replaced(void **state)
+{
+    (void)state;
+    uint8_t first[ENVELOPE_BYTES], rival[ENVELOPE_BYTES], again[ENVELOPE_BYTES];
+    struct id found, dek_id = store_rig_id(&rig), rival_id = store_rig_id(&rig);
+    make_envelope(1, &run, &dek_id, first);
+    make_envelope(2, &run, &dek_id, again);
+    make_envelope(3, &run, &rival_id, rival);
+    assert_int_equal(finish(put(first, ENVELOPE_BYTES)), ERR_NONE);
+    rig_object_flip(&rig, rig_object(&rig, &run, "e-00000001"), 40, 1);
+    restart();
+    assert_int_equal(rig_run_open(&rig, RUN_CHECKPOINTS, "llm/base", false, &found), ERR_CORRUPT);
+    assert_int_equal(rig_run_open(&rig, RUN_CHECKPOINTS, "llm/base", true, &found), ERR_CORRUPT);
+    assert_non_null(strstr(rig.err.text, "could not be read"));
+    assert_int_equal(finish(put(rival, ENVELOPE_BYTES)), ERR_CORRUPT);
+    rig_object_flip(&rig, rig_object(&rig, &run, "e-00000001"), 40, 1);
+    restart();
+    assert_int_equal(rig_run_open(&rig, RUN_CHECKPOINTS, "llm/base", false, &found), ERR_NONE);
+    assert_int_equal(finish(put(again, ENVELOPE_BYTES)), ERR_NONE);
+    rig_object_flip(&rig, rig_object(&rig, &run, "e-00000001"), 40, 1);
+    restart(); /* one that can be read is enough */
+    assert_int_equal(rig_run_open(&rig, RUN_CHECKPOINTS, "llm/base", false, &found), ERR_NONE);
+    assert_int_equal(finish(put(rival, ENVELOPE_BYTES)), ERR_EXISTS);
+}
+
 static void envelopes_come_and_go_but_for_the_last(void **state)
 {
     (void)state;
@@ -305,6 +332,7 @@ int main(void)
         ON_A_STORE(many_ranks_open_one_new_run),
         ON_A_STORE(names_stay_opaque),
         ON_A_STORE(lists_come_in_pages),
+        ON_A_STORE(a_key_that_cannot_be_read_is_not_replaced),
         ON_A_STORE(envelopes_come_and_go_but_for_the_last),
         ON_A_STORE(attempts_are_numbered_for_ever),
         ON_A_STORE(a_destroyed_run_leaves_nothing),

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What happens under a seed: a few numbers, drawn from it, each of which can be set by hand. Shrinking a
+ * failure is making them smaller.
+ */
+#ifndef LARDER_TESTS_SIM_PLAN_H
+#define LARDER_TESTS_SIM_PLAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum knob {
+    /* Faults. */
+    KNOB_CRASHES, /* losses of power of the server */
+    KNOB_STOPS,   /* stops and starts in good order */
+    KNOB_LOSE,    /* whether a loss of power takes what was not synced */
+    KNOB_KILLS,   /* ranks that die */
+    KNOB_ZOMBIES, /* jobs that are started again while the old one still runs */
+    KNOB_CUT,     /* from here on per million operations: connections are cut */
+    KNOB_READ_ERROR,
+    KNOB_WRITE_ERROR,
+    KNOB_SYNC_ERROR,
+    KNOB_NO_SPACE,
+    KNOB_SHORT,     /* transfers end early */
+    KNOB_STALL,     /* milliseconds that an operation may take more */
+    KNOB_TIGHT,     /* a disk that is nearly full */
+    KNOB_SAME_BOOT, /* larderd is started again after a failed sync without a start of the machine; never
+                       drawn */
+    KNOB_BAD_START, /* reads fail also while the server starts and reads its records; never drawn */
+    /* People and their work. */
+    KNOB_JOBS,
+    KNOB_RANKS,
+    KNOB_STEPS,
+    KNOB_TENSORS,
+    KNOB_BYTES, /* of a tensor, at most */
+    KNOB_READERS,
+    KNOB_OPERATOR,
+    KNOB_LOOPS, /* of the server */
+    KNOBS
+};
+
+struct plan {
+    uint64_t seed;
+    uint32_t knob[KNOBS];
+};
+
+void plan_draw(struct plan *p, uint64_t seed);
+const char *plan_knob_name(enum knob k);
+uint32_t plan_knob_least(enum knob k);
+/* "name=value"; false: no such name. */
+bool plan_set(struct plan *p, const char *text);
+/* The options that make this plan of its seed's: " --set crashes=0 ...". */
+void plan_print(const struct plan *p, char *out, size_t size);
+
+/* A stream of numbers of its own for everyone who needs one. */
+uint64_t draw(uint64_t *state);
+uint32_t draw_below(uint64_t *state, uint32_t n);
+
+#endif
