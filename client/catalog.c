@@ -5,18 +5,37 @@
 #include <string.h>
 
 struct entry {
-    uint64_t prefix; /* the name's first 8 bytes, most significant first: decides most comparisons */
     struct slice name;
     uint32_t rank;
     const struct tensor *tensor;
 };
 
-static uint64_t prefix_of(struct slice name)
+/* What is sorted: the 8 bytes behind what all names have in common decide most comparisons. */
+struct key {
+    uint64_t bytes; /* most significant first */
+    const struct entry *entry;
+};
+
+static uint64_t key_bytes(struct slice name, size_t from)
 {
     uint64_t p = 0;
-    for (size_t i = 0; i < 8; i++)
+    for (size_t i = from; i < from + 8; i++)
         p = p << 8 | (i < name.n ? name.p[i] : 0);
     return p;
+}
+
+static size_t common_prefix(const struct entry *entries, size_t n)
+{
+    size_t common = n > 0 ? entries[0].name.n : 0;
+    for (size_t i = 1; i < n; i++) {
+        struct slice a = entries[0].name, b = entries[i].name;
+        size_t same = 0;
+        common = common < b.n ? common : b.n;
+        while (same < common && a.p[same] == b.p[same])
+            same++;
+        common = same;
+    }
+    return common;
 }
 
 static int order_names(struct slice a, struct slice b)
@@ -26,11 +45,12 @@ static int order_names(struct slice a, struct slice b)
     return differ ? differ : a.n < b.n ? -1 : a.n > b.n;
 }
 
-static int order_entries(const void *pa, const void *pb)
+static int order_keys(const void *pa, const void *pb)
 {
-    const struct entry *a = pa, *b = pb;
-    if (a->prefix != b->prefix)
-        return a->prefix < b->prefix ? -1 : 1;
+    const struct key *x = pa, *y = pb;
+    if (x->bytes != y->bytes)
+        return x->bytes < y->bytes ? -1 : 1;
+    const struct entry *a = x->entry, *b = y->entry;
     int differ = order_names(a->name, b->name);
     return differ ? differ : a->rank < b->rank ? -1 : a->rank > b->rank;
 }
@@ -45,7 +65,7 @@ static size_t count_entries(struct part *const *parts, uint32_t world)
 
 static void add_entry(struct entry *out, struct slice name, uint32_t rank, const struct tensor *t)
 {
-    *out = (struct entry){.prefix = prefix_of(name), .name = name, .rank = rank, .tensor = t};
+    *out = (struct entry){.name = name, .rank = rank, .tensor = t};
 }
 
 static void fill_entries(struct part *const *parts, uint32_t world, struct entry *out)
@@ -70,27 +90,31 @@ static int agree(const struct entry *a, const struct entry *b, struct err *e)
                    err_quote(text, sizeof text, a->name.p, a->name.n), a->rank, b->rank);
 }
 
-static int group(struct catalog *c, const struct entry *entries, size_t n, struct err *e)
+static int group(struct catalog *c, const struct key *keys, size_t n, struct err *e)
 {
     for (size_t i = 0; i < n; i++) {
-        bool same = i > 0 && slice_eq(entries[i].name, entries[i - 1].name);
-        c->pieces[i] = (struct piece){.rank = entries[i].rank, .tensor = entries[i].tensor};
-        if (same) {
-            int rc = agree(&entries[i - 1], &entries[i], e);
+        const struct entry *x = keys[i].entry;
+        c->pieces[i] = (struct piece){.rank = x->rank, .tensor = x->tensor};
+        if (i > 0 && keys[i].bytes == keys[i - 1].bytes && slice_eq(x->name, keys[i - 1].entry->name)) {
+            int rc = agree(keys[i - 1].entry, x, e);
             if (rc < 0)
                 return rc;
             c->saved[c->count - 1].pieces++;
             continue;
         }
-        struct slice name = entries[i].name;
-        char *copy = names_alloc(&c->names, name.n + 1);
-        if (!copy)
+        struct slice kept;
+        if (names_add(&c->names, x->name, (uint32_t)c->count, &kept) < 0)
             return err_set(e, ERR_NO_MEMORY, "no memory for the names of %zu tensors", n);
-        memcpy(copy, name.p, name.n);
-        copy[name.n] = 0;
-        c->saved[c->count++] = (struct saved){.name = SLICE(copy, name.n), .first = i, .pieces = 1};
+        c->saved[c->count++] = (struct saved){.name = kept, .first = i, .pieces = 1};
     }
     return 0;
+}
+
+static void fill_keys(const struct entry *entries, size_t n, struct key *out)
+{
+    size_t common = common_prefix(entries, n);
+    for (size_t i = 0; i < n; i++)
+        out[i] = (struct key){key_bytes(entries[i].name, common), &entries[i]};
 }
 
 int catalog_create(struct part *const *parts, uint32_t world, struct catalog *out, struct err *e)
@@ -98,17 +122,20 @@ int catalog_create(struct part *const *parts, uint32_t world, struct catalog *ou
     size_t n = count_entries(parts, world);
     struct catalog c = {0};
     struct entry *entries = calloc(n + 1, sizeof *entries);
+    struct key *keys = calloc(n + 1, sizeof *keys);
     c.saved = calloc(n + 1, sizeof *c.saved);
     c.pieces = calloc(n + 1, sizeof *c.pieces);
-    int rc = entries && c.saved && c.pieces
+    int rc = entries && keys && c.saved && c.pieces && n < UINT32_MAX
                  ? 0
                  : err_set(e, ERR_NO_MEMORY, "no memory for a list of %zu tensors", n);
     if (rc == 0) {
         fill_entries(parts, world, entries);
-        qsort(entries, n, sizeof *entries, order_entries);
-        rc = group(&c, entries, n, e);
+        fill_keys(entries, n, keys);
+        qsort(keys, n, sizeof *keys, order_keys);
+        rc = group(&c, keys, n, e);
     }
     free(entries);
+    free(keys);
     if (rc < 0)
         catalog_free(&c);
     else
@@ -118,18 +145,8 @@ int catalog_create(struct part *const *parts, uint32_t world, struct catalog *ou
 
 struct saved *catalog_find(const struct catalog *c, struct slice name)
 {
-    size_t from = 0, to = c->count;
-    while (from < to) {
-        size_t mid = from + (to - from) / 2;
-        int differ = order_names(name, c->saved[mid].name);
-        if (differ == 0)
-            return &c->saved[mid];
-        if (differ < 0)
-            to = mid;
-        else
-            from = mid + 1;
-    }
-    return NULL;
+    uint32_t i;
+    return names_find(&c->names, name, &i) == 0 ? &c->saved[i] : NULL;
 }
 
 void catalog_free(struct catalog *c)

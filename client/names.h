@@ -8,12 +8,14 @@
 #include "format/base/cursor.h"
 
 struct names_block;
+struct named;
 
 /* Zeroed memory is an empty set. */
 struct names {
-    struct slice *slots; /* open addressing; p NULL: free */
-    uint32_t *values;
+    uint64_t *slots; /* open addressing: the low half of a name's hash above its number plus one; 0: free */
     size_t slot_count, count;
+    struct named *items; /* by number */
+    size_t item_cap;
     struct names_block *blocks;
 };
 

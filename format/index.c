@@ -45,6 +45,7 @@ enum {
     TENSOR_BYTES_MIN = 2 + 1 + 1 + 1 + 4 + 4 + HASH128_BYTES,
     ALIAS_BYTES_MIN = 2 + 1 + 4,
     BLOB_BYTES_MIN = 2 + 1 + 8 + 4 + 4,
+    TENSOR_FIXED_BYTES_MAX = 1 + 1 + 24 * TENSOR_DIMS_MAX + 4 + 4 + HASH128_BYTES, /* behind the name */
 };
 
 void chunk_entry_encode(const struct chunk_entry *c, uint8_t out[CHUNK_ENTRY_BYTES])
@@ -210,15 +211,17 @@ static bool elements_of(const uint64_t *lengths, uint32_t dims, uint64_t *elemen
     return fits;
 }
 
-static int tensor_box_check(const struct tensor *t, const char *name, struct err *e)
+static int tensor_box_check(const struct tensor *t, struct err *e)
 {
+    char q[160];
     for (uint32_t i = 0; i < t->dims; i++) {
         uint64_t end;
         if (add_overflows(t->offsets[i], t->lengths[i], &end) || end > t->shape[i])
             return err_set(
                 e, ERR_INVALID,
-                "tensor \"%s\": its box goes from %llu for %llu in dimension %u, which has %llu only", name,
-                UNSIGNED(t->offsets[i]), UNSIGNED(t->lengths[i]), i, UNSIGNED(t->shape[i]));
+                "tensor \"%s\": its box goes from %llu for %llu in dimension %u, which has %llu only",
+                err_quote(q, sizeof q, t->name.p, t->name.n), UNSIGNED(t->offsets[i]),
+                UNSIGNED(t->lengths[i]), i, UNSIGNED(t->shape[i]));
     }
     unsigned pack = dtype_pack(t->dtype);
     if (pack == 1)
@@ -230,13 +233,13 @@ static int tensor_box_check(const struct tensor *t, const char *name, struct err
             e, ERR_INVALID,
             "tensor \"%s\": %s packs %u elements together, so its last dimension must be a multiple "
             "of %u in shape, offset and length",
-            name, dtype_name(t->dtype), pack, pack);
+            err_quote(q, sizeof q, t->name.p, t->name.n), dtype_name(t->dtype), pack, pack);
     return 0;
 }
 
 int tensor_check(const struct tensor *t, uint64_t *bytes, struct err *e)
 {
-    char name[160];
+    char q[160];
     int r = name_check(t->name, TENSOR_NAME_BYTES_MAX, "tensor", e);
     if (r < 0)
         return r;
@@ -244,10 +247,9 @@ int tensor_check(const struct tensor *t, uint64_t *bytes, struct err *e)
         return err_set(e, ERR_INVALID,
                        "tensor \"%s\": dtype %u with %u dimensions; expected a known dtype and "
                        "at most %u dimensions",
-                       err_quote(name, sizeof name, t->name.p, t->name.n), (unsigned)t->dtype, t->dims,
+                       err_quote(q, sizeof q, t->name.p, t->name.n), (unsigned)t->dtype, t->dims,
                        TENSOR_DIMS_MAX);
-    err_quote(name, sizeof name, t->name.p, t->name.n);
-    r = tensor_box_check(t, name, e);
+    r = tensor_box_check(t, e);
     if (r < 0)
         return r;
     /* The global shape must be countable too: sums over all parts rely on it. */
@@ -256,7 +258,7 @@ int tensor_check(const struct tensor *t, uint64_t *bytes, struct err *e)
         dtype_bytes(t->dtype, global, &global_bytes, NULL) < 0 ||
         dtype_bytes(t->dtype, elements, bytes, NULL) < 0)
         return err_set(e, ERR_LIMIT, "tensor \"%s\": its shape holds more bytes than 64 bits can count",
-                       name);
+                       err_quote(q, sizeof q, t->name.p, t->name.n));
     return 0;
 }
 
@@ -294,13 +296,15 @@ static int place_check(uint64_t bytes, enum dtype dtype, uint32_t first, uint32_
     return 0;
 }
 
-/* A set of names, open addressing, at most half full; slots hold the number of a name plus one. */
+/* A set of names, open addressing, at most half full. Each slot holds the upper half of a name's hash and,
+ * below it, the name's number plus one: names are looked at only where the hashes agree. */
 struct names {
-    uint32_t *slots;
+    uint64_t *slots;
     size_t mask;
     const struct slice **items;
     uint32_t count;
 };
+#define NAMES_AHEAD 16u /* whose slots are on their way while one is looked at */
 
 static int names_create(struct names *s, size_t most, struct err *e)
 {
@@ -321,17 +325,41 @@ static void names_free(struct names *s)
 }
 
 /* Keeps a pointer to name. ERR_INVALID if it is there already. */
-static int names_add(struct names *s, const struct slice *name, const char *what, struct err *e)
+static int names_add_hashed(struct names *s, const struct slice *name, uint64_t hash, const char *what,
+                            struct err *e)
 {
-    size_t i = hash64(name->p, name->n) & s->mask;
+    const uint64_t upper = hash >> 32 << 32;
+    size_t i = hash & s->mask;
     for (; s->slots[i]; i = (i + 1) & s->mask)
-        if (slice_eq(*s->items[s->slots[i] - 1], *name)) {
+        if (s->slots[i] >> 32 == hash >> 32 && slice_eq(*s->items[(uint32_t)s->slots[i] - 1], *name)) {
             char q[160];
             return err_set(e, ERR_INVALID, "%s \"%s\": the name is used twice in one part", what,
                            err_quote(q, sizeof q, name->p, name->n));
         }
     s->items[s->count++] = name;
-    s->slots[i] = s->count;
+    s->slots[i] = upper | s->count;
+    return 0;
+}
+
+static int names_add(struct names *s, const struct slice *name, const char *what, struct err *e)
+{
+    return names_add_hashed(s, name, hash64(name->p, name->n), what, e);
+}
+
+/* Of tensors there may be a million: memory is asked for before it is needed. */
+static int names_add_tensors(struct names *s, const struct tensor *t, uint32_t n, struct err *e)
+{
+    uint64_t ahead[NAMES_AHEAD];
+    for (uint32_t i = 0; i < n + NAMES_AHEAD; i++) {
+        uint64_t *hash = &ahead[i % NAMES_AHEAD];
+        int r = i < NAMES_AHEAD ? 0 : names_add_hashed(s, &t[i - NAMES_AHEAD].name, *hash, "tensor", e);
+        if (r < 0)
+            return r;
+        if (i < n) {
+            *hash = hash64(t[i].name.p, t[i].name.n);
+            __builtin_prefetch(&s->slots[*hash & s->mask], 1);
+        }
+    }
     return 0;
 }
 
@@ -342,8 +370,8 @@ static int names_check(const struct index_private *x, struct err *e)
     int r = names_create(&tensors, (size_t)x->tensor_count + x->alias_count, e);
     if (r == 0)
         r = names_create(&blobs, x->blob_count, e);
-    for (uint32_t i = 0; r == 0 && i < x->tensor_count; i++)
-        r = names_add(&tensors, &x->tensors[i].name, "tensor", e);
+    if (r == 0)
+        r = names_add_tensors(&tensors, x->tensors, x->tensor_count, e);
     for (uint32_t i = 0; r == 0 && i < x->alias_count; i++) {
         r = name_check(x->aliases[i].name, TENSOR_NAME_BYTES_MAX, "alias", e);
         if (r == 0)
@@ -378,17 +406,19 @@ static int counts_check(const struct index_private *x, struct err *e)
 static void tensor_put(struct buf *b, const struct tensor *t)
 {
     static const struct hash128 none;
-    buf_put16(b, t->name);
-    buf_u8(b, (uint8_t)t->dtype);
-    buf_u8(b, (uint8_t)t->dims);
-    for (uint32_t i = 0; i < t->dims; i++) {
-        buf_u64(b, t->shape[i]);
-        buf_u64(b, t->offsets[i]);
-        buf_u64(b, t->lengths[i]);
+    uint8_t fixed[TENSOR_FIXED_BYTES_MAX], *p = fixed;
+    *p++ = (uint8_t)t->dtype;
+    *p++ = (uint8_t)t->dims;
+    for (uint32_t i = 0; i < t->dims; i++, p += 24) {
+        le64_put(p, t->shape[i]);
+        le64_put(p + 8, t->offsets[i]);
+        le64_put(p + 16, t->lengths[i]);
     }
-    buf_u32(b, t->first_chunk);
-    buf_u32(b, t->offset);
-    buf_put(b, index_large(t->bytes) || t->bytes == 0 ? &none : &t->plain_hash, HASH128_BYTES);
+    le32_put(p, t->first_chunk);
+    le32_put(p + 4, t->offset);
+    memcpy(p + 8, index_large(t->bytes) || t->bytes == 0 ? &none : &t->plain_hash, HASH128_BYTES);
+    buf_put16(b, t->name);
+    buf_put(b, fixed, (size_t)(p - fixed) + 8 + HASH128_BYTES);
 }
 
 static void private_put(struct buf *b, const struct index_private *x)
@@ -399,8 +429,7 @@ static void private_put(struct buf *b, const struct index_private *x)
     buf_u32(b, x->alias_count);
     buf_u32(b, x->blob_count);
     buf_u32(b, 0);
-    for (uint32_t i = 0; i < x->chunk_count; i++)
-        buf_put(b, &x->plain_hashes[i], HASH128_BYTES);
+    buf_put(b, x->plain_hashes, (size_t)x->chunk_count * HASH128_BYTES);
     for (uint32_t i = 0; i < x->tensor_count; i++)
         tensor_put(b, &x->tensors[i]);
     for (uint32_t i = 0; i < x->alias_count; i++) {
@@ -427,8 +456,11 @@ int index_private_encode(const struct index_private *x, struct buf *out, struct 
         r = names_check(x, e);
     if (r < 0)
         return r;
-    size_t start = out->n;
-    private_put(out, x);
+    size_t start = out->n, expected = PRIVATE_HEAD_BYTES + (size_t)x->chunk_count * HASH128_BYTES;
+    for (uint32_t i = 0; i < x->tensor_count; i++)
+        expected += TENSOR_BYTES_MIN + x->tensors[i].name.n + 24u * x->tensors[i].dims;
+    if (buf_reserve(out, expected)) /* once, not in steps; a failure is told by buf_end */
+        private_put(out, x);
     r = buf_end(out, "the index", e);
     if (r == 0 && out->n - start > INDEX_BYTES_MAX)
         r = err_set(e, ERR_LIMIT, "index of %zu bytes; at most %u are possible: save it in several parts",
@@ -445,14 +477,18 @@ static void tensor_take(struct rcur *c, struct tensor *t)
         c->failed = true;
         return;
     }
-    for (uint32_t i = 0; i < t->dims; i++) {
-        t->shape[i] = rcur_u64(c);
-        t->offsets[i] = rcur_u64(c);
-        t->lengths[i] = rcur_u64(c);
+    struct slice fixed = rcur_take(c, 24u * t->dims + 8 + HASH128_BYTES);
+    const uint8_t *p = fixed.p;
+    if (!p)
+        return;
+    for (uint32_t i = 0; i < t->dims; i++, p += 24) {
+        t->shape[i] = le64_get(p);
+        t->offsets[i] = le64_get(p + 8);
+        t->lengths[i] = le64_get(p + 16);
     }
-    t->first_chunk = rcur_u32(c);
-    t->offset = rcur_u32(c);
-    rcur_copy(c, &t->plain_hash, HASH128_BYTES);
+    t->first_chunk = le32_get(p);
+    t->offset = le32_get(p + 4);
+    memcpy(&t->plain_hash, p + 8, HASH128_BYTES);
 }
 
 static int head_take(struct rcur *c, uint32_t chunk_count, struct index_private *x, struct err *e)

@@ -17,7 +17,6 @@
 #define UNSIGNED(x) ((unsigned long long)(x))
 
 struct entry {
-    uint64_t hash;                    /* of the name */
     const struct slice *name;         /* of the tensor, or of the alias */
     const struct tensor *tensor;      /* for an alias: the one that it names */
     const struct index_private *part; /* of rank */
@@ -31,11 +30,17 @@ struct set {
     const struct entry **boxes; /* of the group at hand; room for all entries */
 };
 
-static int order_names(const void *pa, const void *pb)
+struct key { /* what is sorted in place of entries, which are large */
+    uint64_t hash;
+    const struct entry *entry;
+};
+
+static int order_keys(const void *pa, const void *pb)
 {
-    const struct entry *a = pa, *b = pb;
-    if (a->hash != b->hash)
-        return a->hash < b->hash ? -1 : 1;
+    const struct key *x = pa, *y = pb;
+    if (x->hash != y->hash)
+        return x->hash < y->hash ? -1 : 1;
+    const struct entry *a = x->entry, *b = y->entry;
     size_t n = a->name->n < b->name->n ? a->name->n : b->name->n;
     int differ = memcmp(a->name->p, b->name->p, n);
     if (differ)
@@ -287,6 +292,28 @@ static int group_check(struct set *s, const struct entry *group, size_t n, struc
     return gap(group, s->boxes, boxes, found, all, group, &group[n - 1], e);
 }
 
+/* Names that are equal come to stand side by side, those of lower ranks first. */
+static int set_sort(struct set *s, struct err *e)
+{
+    struct key *keys = malloc((s->count + 1) * sizeof *keys);
+    struct entry *sorted = malloc((s->count + 1) * sizeof *sorted);
+    int r = keys && sorted ? 0 : err_set(e, ERR_NO_MEMORY, "no memory to compare %zu tensors", s->count);
+    for (size_t i = 0; r == 0 && i < s->count; i++)
+        keys[i] = (struct key){hash64(s->entries[i].name->p, s->entries[i].name->n), &s->entries[i]};
+    if (r == 0)
+        qsort(keys, s->count, sizeof *keys, order_keys);
+    for (size_t i = 0; r == 0 && i < s->count; i++)
+        sorted[i] = *keys[i].entry;
+    free(keys);
+    if (r < 0) {
+        free(sorted);
+        return r;
+    }
+    free(s->entries);
+    s->entries = sorted;
+    return 0;
+}
+
 static int set_create(struct set *s, const struct index_private *parts, uint32_t world, struct err *e)
 {
     size_t n = 0;
@@ -308,10 +335,7 @@ static int set_create(struct set *s, const struct index_private *parts, uint32_t
                                                     .rank = i,
                                                     .alias = true};
     }
-    for (size_t i = 0; i < s->count; i++)
-        s->entries[i].hash = hash64(s->entries[i].name->p, s->entries[i].name->n);
-    qsort(s->entries, s->count, sizeof *s->entries, order_names);
-    return 0;
+    return world == 1 ? 0 : set_sort(s, e); /* within one part no name is there twice */
 }
 
 int index_check_set(const struct index_private *parts, uint32_t world, struct err *e)

@@ -3,15 +3,41 @@
 
 #include <errno.h>
 #include <openssl/evp.h>
+#include <stdbool.h>
 #include <string.h>
 #include <xxhash.h>
 
 #include "format/base/err.h"
 
+#if defined(__x86_64__)
+/* The library's own choice of AVX2 or AVX-512, twice as fast as the plain name; not every build has it. */
+__attribute__((weak)) XXH128_hash_t XXH3_128bits_dispatch(const void *p, size_t n);
+
+static bool has_dispatch;
+
+/* Its first call fills a table: here, before there are threads. */
+__attribute__((constructor)) static void dispatch_start(void)
+{
+    has_dispatch = XXH3_128bits_dispatch != NULL;
+    if (has_dispatch)
+        (void)XXH3_128bits_dispatch("", 1);
+}
+
+static XXH128_hash_t xxh128(const void *p, size_t n)
+{
+    return has_dispatch ? XXH3_128bits_dispatch(p, n) : XXH3_128bits(p, n);
+}
+#else
+static XXH128_hash_t xxh128(const void *p, size_t n)
+{
+    return XXH3_128bits(p, n);
+}
+#endif
+
 struct hash128 hash128(const void *p, size_t n)
 {
     XXH128_canonical_t c;
-    XXH128_canonicalFromHash(&c, XXH3_128bits(p, n));
+    XXH128_canonicalFromHash(&c, xxh128(p, n));
     struct hash128 h;
     memcpy(h.bytes, c.digest, sizeof h.bytes);
     return h;

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "format/base/utf8.h"
 
+#include <string.h>
+
+#define ONES  0x0101010101010101ull
+#define HIGHS 0x8080808080808080ull
+
 size_t utf8_sequence(const uint8_t *p, size_t left)
 {
     static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
@@ -23,7 +28,14 @@ size_t utf8_sequence(const uint8_t *p, size_t left)
 bool utf8_valid(const void *p, size_t n)
 {
     const uint8_t *b = p;
-    for (size_t i = 0; i < n;) {
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) { /* plain ASCII without NUL, eight at a time */
+        uint64_t v;
+        memcpy(&v, b + i, 8);
+        if ((v | (v - ONES)) & HIGHS)
+            break;
+    }
+    while (i < n) {
         size_t take = utf8_sequence(b + i, n - i);
         if (take == 0 || b[i] == 0)
             return false;
