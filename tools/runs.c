@@ -206,7 +206,7 @@ static int one_finding(void *arg, const struct larder_finding *f)
     }
     table_row(v->table, number_text(f->step).s, number_text(f->sequence).s, number_text(f->rank).s,
               f->chunk < 0 ? "-" : number_text((uint64_t)f->chunk).s, number_text(f->offset).s,
-              f->tensor ? f->tensor : "-", f->object, f->error.text);
+              f->tensor ? f->tensor : "-", f->error.text);
     return 0;
 }
 
@@ -214,11 +214,8 @@ static int mark_all_bad(struct larder *c, enum larder_kind kind, const char *run
 {
     for (size_t i = 0; i < v->bad_count; i++) {
         struct larder_error e = {0};
-        if (larder_mark(c, kind, run, v->bad[i], LARDER_MARK_BAD, "damage found by verify", &e) < 0) {
-            if (e.kind == LARDER_NOT_FOUND) /* its record could not be read: it is offered to nobody anyway */
-                continue;
+        if (larder_mark(c, kind, run, v->bad[i], LARDER_MARK_BAD, "damage found by verify", &e) < 0)
             return fail(&e);
-        }
         fprintf(stderr, "marked bad: sequence %" PRIu64 "\n", v->bad[i]);
     }
     return STATUS_OK;
@@ -227,8 +224,7 @@ static int mark_all_bad(struct larder *c, enum larder_kind kind, const char *run
 int verify_run(struct larder *c, enum larder_kind kind, const char *run, uint64_t sequence, const char *level,
                bool mark_bad, bool json)
 {
-    static const char *const heads[] = {">STEP",   ">SEQ",   ">RANK",  ">CHUNK",
-                                        ">OFFSET", "TENSOR", "OBJECT", "DAMAGE"};
+    static const char *const heads[] = {">STEP", ">SEQ", ">RANK", ">CHUNK", ">OFFSET", "TENSOR", "DAMAGE"};
     enum larder_verify_level how;
     struct larder_error e = {0};
     struct table t;
@@ -241,7 +237,7 @@ int verify_run(struct larder *c, enum larder_kind kind, const char *run, uint64_
     }
     v->table = &t;
     v->list = json ? json_array() : NULL;
-    table_begin(&t, heads, 8);
+    table_begin(&t, heads, 7);
     progress_begin(&v->progress, "verified");
     int64_t damaged = larder_verify(c, kind, run, sequence, how, one_finding, v, &e);
     progress_end(&v->progress);

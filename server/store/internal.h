@@ -28,7 +28,6 @@
 #define PAGE_BYTES_MAX \
     (FRAME_CONTROL_BYTES_MAX - 16384u) /* items of one page; an item is smaller than the rest */
 #define FAILED_SAVES_MAX 8u            /* remembered of one run */
-#define DAMAGES_MAX      4096u         /* remembered for verify */
 #define CHECKS_MAX       3u            /* ranks asked to check one set */
 
 /* ---- map: 16-byte keys to pointers ---- */
@@ -208,14 +207,6 @@ struct segment {
     struct list waiting;   /* tasks */
 };
 
-/* An object that recovery could not use: verify tells of it for as long as the server runs. */
-struct damage {
-    struct list link;
-    uint64_t sequence; /* of a commit record, a pin or a mark; else 0 */
-    char name[OBJECT_NAME_BYTES];
-    struct err why;
-};
-
 struct store {
     struct store_options o;
     struct record_store record;
@@ -226,8 +217,6 @@ struct store {
     struct list tenants;
     struct latch latch;
     uint64_t damaged;
-    struct list damages; /* the first DAMAGES_MAX of them */
-    uint32_t damages_kept;
     struct list tasks;    /* all; a task is on it until it ends */
     struct list ready;    /* tasks to be stepped */
     struct list finished; /* requests to be answered */
@@ -247,7 +236,7 @@ struct store {
 };
 
 void store_turn_read_only(struct store *s, const char *why);
-/* An object that is damaged or of an unknown version: logged, counted, kept in mind for verify, skipped. */
+/* An object that is damaged or of an unknown version: logged, counted, skipped. */
 void store_report_damaged(struct store *s, const char *name, const struct err *why);
 void store_turn_soon(struct store *s);
 

@@ -267,17 +267,6 @@ void store_report_damaged(struct store *s, const char *name, const struct err *w
 {
     s->damaged++;
     metric_add(METRIC_corrupt_found, 1);
-    struct damage *d = s->damages_kept < DAMAGES_MAX ? calloc(1, sizeof *d) : NULL;
-    if (d) {
-        const char *component = strrchr(name, '/');
-        component = component ? component + 1 : name;
-        if (!name_number(component, component[0], 16, &d->sequence) || !strchr("cpb", component[0]))
-            d->sequence = 0;
-        snprintf(d->name, sizeof d->name, "%s", name);
-        d->why = *why;
-        list_add_tail(&s->damages, &d->link);
-        s->damages_kept++;
-    }
     log_error("damaged object is skipped object=%s class=\"%s\" reason=\"%s\"", name,
               err_class_name(why->class), why->text);
 }
