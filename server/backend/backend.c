@@ -84,7 +84,7 @@ int backend_sync_failed(struct err *e, int errnum, const char *name)
     err_sys(
         e, errnum,
         "sync failed; it is not tried again, since what was written for \"%s\" may be lost: check the disk, "
-        "then start larderd again",
+        "then reboot and start larderd again",
         quoted);
     if (e) {
         e->class = ERR_IO;

@@ -77,7 +77,11 @@ void backend_close(struct backend *b, void (*done)(void *arg), void *arg);
 /* A local folder. writer: takes the store's lock (ERR_BUSY: "another larderd uses this store"), creates the
  * folder if it is missing, and clears temporary files that a crash has left; the other loops' instances only
  * read (verbs that write fail with ERR_UNSUPPORTED) and need the folder to be there. Completes through op;
- * *out is NULL on failure. The layout: FOLDER/lock, FOLDER/tmp/<random>, FOLDER/objects/<name>. */
+ * *out is NULL on failure. The layout: FOLDER/lock, FOLDER/tmp/<random>, FOLDER/objects/<name>.
+ *
+ * A failed sync leaves FOLDER/failed-sync.<boot>, and no writer opens the store before the machine has been
+ * started again (ERR_READ_ONLY; or a person who dropped the file system's cache by unmounting it has removed
+ * the mark): what memory holds might be taken for what is on the disk. */
 void backend_local_open(struct loop *l, struct backend_op *op, const char *folder, bool writer,
                         struct backend **out);
 

@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "format/base/log.h"
+
 #define FILE_MODE 0640
 
 void local_object_path(struct backend_op *op, const char *name)
@@ -48,13 +50,31 @@ bool local_synced(struct backend_op *op, int64_t result)
     return !l->sync_failed;
 }
 
+void local_mark(struct backend_op *op, io_done *then)
+{
+    struct local *l = local_of(op);
+    op->io.done = then;
+    loop_link(l->backend.loop, &op->io, l->lock_path, l->mark_path);
+}
+
+void local_marked(struct backend_op *op, int64_t result)
+{
+    struct local *l = local_of(op);
+    if (result == 0 || result == -EEXIST)
+        return;
+    log_error(
+        "a sync failed, and the mark that keeps larderd from starting on it before a reboot could not be "
+        "left: check the disk and reboot before larderd is started again path=%s reason=\"%s\"",
+        l->mark_path, strerror((int)-result));
+}
+
 static bool may_write(struct backend_op *op)
 {
     if (local_of(op)->sync_failed) {
         backend_end_later(
             op, err_set(&op->err, ERR_READ_ONLY,
-                        "the store %s takes no writes since a sync failed; check the disk, then start "
-                        "larderd again",
+                        "the store %s takes no writes since a sync failed; check the disk, then reboot and "
+                        "start larderd again",
                         local_of(op)->folder));
         return false;
     }
@@ -188,13 +208,20 @@ static void local_append(struct backend_op *op, uint64_t offset, const void *p, 
     loop_write(op->backend->loop, &op->io, f->fd, p, n, offset);
 }
 
+static void failed_data_marked(struct io_op *io)
+{
+    struct backend_op *op = container_of(io, struct backend_op, io);
+    local_marked(op, io->result);
+    local_finish_file(op);
+}
+
 static void data_synced(struct io_op *io)
 {
     struct backend_op *op = container_of(io, struct backend_op, io);
     if (local_synced(op, io->result))
         local_publish(op);
     else
-        local_finish_file(op);
+        local_mark(op, failed_data_marked);
 }
 
 static void sync_data(struct backend_op *op)

@@ -9,6 +9,7 @@
 
 #define LOCAL_FOLDER_BYTES_MAX 320u
 #define LOCAL_KNOWN_FOLDERS    1024u
+#define LOCAL_MARK             "failed-sync." /* and the name of the boot */
 
 struct local {
     struct backend backend;
@@ -19,6 +20,8 @@ struct local {
     bool writer;
     bool sync_failed; /* for good: a later sync may succeed without having done anything */
     int lock_fd;
+    char lock_path[LOCAL_FOLDER_BYTES_MAX + 8];
+    char mark_path[LOCAL_FOLDER_BYTES_MAX + 64]; /* of a failed sync; set before the first sync */
     struct io_op closing;
     char folder[LOCAL_FOLDER_BYTES_MAX];
 };
@@ -74,6 +77,11 @@ void local_object_path(struct backend_op *op, const char *name);
 void local_fail(struct backend_op *op, int64_t result, const char *doing);
 /* Takes the result of a sync; false and noted in status if it, or any before it, failed. */
 must_check bool local_synced(struct backend_op *op, int64_t result);
+/* After a failed sync, on the way to telling it: leaves the mark that keeps the next writer of this boot out,
+ * then goes on with `then`, which takes the result with local_marked. The mark is a second name of the lock:
+ * it needs no space, is there whole or not at all, and need not outlive a loss of power. */
+void local_mark(struct backend_op *op, io_done *then);
+void local_marked(struct backend_op *op, int64_t result);
 /* Makes the entries of the folder op->path[1] durable, then goes on; a failure is noted in status. */
 void local_sync_folder(struct backend_op *op, local_next *next);
 

@@ -28,12 +28,26 @@ static void folder_closed(struct io_op *io)
     run_next(container_of(io, struct backend_op, io));
 }
 
+static void close_folder(struct backend_op *op)
+{
+    op->io.done = folder_closed;
+    loop_close(op->backend->loop, &op->io, local_op(op)->folder_fd);
+}
+
+static void failed_folder_marked(struct io_op *io)
+{
+    struct backend_op *op = container_of(io, struct backend_op, io);
+    local_marked(op, io->result);
+    close_folder(op);
+}
+
 static void folder_synced(struct io_op *io)
 {
     struct backend_op *op = container_of(io, struct backend_op, io);
-    (void)!local_synced(op, io->result);
-    io->done = folder_closed;
-    loop_close(op->backend->loop, io, local_op(op)->folder_fd);
+    if (local_synced(op, io->result))
+        close_folder(op);
+    else
+        local_mark(op, failed_folder_marked);
 }
 
 static void folder_opened(struct io_op *io)

@@ -6,14 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "format/base/log.h"
 #include "server/backend/local.h"
 
-#define FILE_MODE   0640
-#define FOLDER_MODE 0750
+#define FILE_MODE    0640
+#define FOLDER_MODE  0750
+#define BOOT_UNKNOWN "unknown"
 
 struct opening {
     struct backend **result;
-    struct loop_names names; /* of tmp/ */
+    struct loop_names names; /* of the folder, then of tmp/ */
     size_t next;
     struct loop_stat stat;
     bool folder_is_new;
@@ -147,6 +149,97 @@ static void temporary_made(struct io_op *io)
     loop_mkdir(op->backend->loop, io, op->path[1], FOLDER_MODE);
 }
 
+/* Marks that failed syncs have left (see local_mark): one of this boot ends the opening, older ones go. Only
+ * the boot decides: whether the file system was mounted anew meanwhile cannot be seen from here, since each
+ * container and each sandboxed service has mounts of its own over the same cache. */
+
+static void make_temporary(struct backend_op *op)
+{
+    set_path(op, "/tmp");
+    op->io.done = temporary_made;
+    loop_mkdir(op->backend->loop, &op->io, op->path[1], FOLDER_MODE);
+}
+
+static void refuse_marked(struct backend_op *op, const char *mark)
+{
+    local_op(op)->status =
+        err_set(&op->err, ERR_READ_ONLY,
+                "a sync of the store %s has failed since this machine was started: memory may show what the "
+                "disk does "
+                "not hold, so nothing is written; check the disk, then reboot, or unmount its file system "
+                "wherever it "
+                "is mounted, mount it again and remove %s from the store's folder; then start larderd again",
+                local_of(op)->folder, mark);
+    give_up(op);
+}
+
+/* One that cannot be told from this boot's counts as this boot's. */
+static bool is_of_this_boot(const struct local *l, const char *mark)
+{
+    const char *now = strrchr(l->mark_path, '/') + 1, unknown[] = LOCAL_MARK BOOT_UNKNOWN;
+    return strcmp(mark, now) == 0 || strcmp(mark, unknown) == 0 || strcmp(now, unknown) == 0;
+}
+
+static void next_mark(struct backend_op *op);
+
+static void mark_gone(struct io_op *io)
+{
+    struct backend_op *op = container_of(io, struct backend_op, io);
+    if (io->result < 0 && io->result != -ENOENT)
+        give_up_sys(op, io->result, "removing the mark of a failed sync before the last boot", op->path[0]);
+    else
+        next_mark(op);
+}
+
+static void next_mark(struct backend_op *op)
+{
+    struct local *l = local_of(op);
+    struct opening *g = opening_of(op);
+    while (g->next < g->names.count) {
+        const char *name = g->names.names[g->next++];
+        if (strncmp(name, LOCAL_MARK, sizeof LOCAL_MARK - 1) != 0)
+            continue;
+        if (is_of_this_boot(l, name)) {
+            refuse_marked(op, name);
+            return;
+        }
+        snprintf(op->path[0], sizeof op->path[0], "%s/%s", l->folder, name);
+        op->io.done = mark_gone;
+        loop_unlink(op->backend->loop, &op->io, op->path[0]);
+        return;
+    }
+    loop_names_free(&g->names);
+    g->next = 0;
+    make_temporary(op);
+}
+
+static void marks_listed(struct io_op *io)
+{
+    struct backend_op *op = container_of(io, struct backend_op, io);
+    if (io->result < 0)
+        give_up_sys(op, io->result, "listing", op->path[1]);
+    else
+        next_mark(op);
+}
+
+static void look_for_marks(struct backend_op *op)
+{
+    struct local *l = local_of(op);
+    char boot[LOOP_BOOT_BYTES];
+    int status = loop_boot(l->backend.loop, boot);
+    if (status) { /* then a mark stays until it is removed by hand */
+        log_warn("the name of this boot cannot be read; a failed sync would keep larderd from starting "
+                 "until its mark is removed by hand reason=\"%s\"",
+                 strerror(-status));
+        strcpy(boot, BOOT_UNKNOWN);
+    }
+    snprintf(l->lock_path, sizeof l->lock_path, "%s/lock", l->folder);
+    snprintf(l->mark_path, sizeof l->mark_path, "%s/" LOCAL_MARK "%s", l->folder, boot);
+    set_path(op, "");
+    op->io.done = marks_listed;
+    loop_list(l->backend.loop, &op->io, op->path[1], &opening_of(op)->names);
+}
+
 static void lock_opened(struct io_op *io)
 {
     struct backend_op *op = container_of(io, struct backend_op, io);
@@ -168,9 +261,7 @@ static void lock_opened(struct io_op *io)
         give_up_sys(op, status, "locking", op->path[1]);
         return;
     }
-    set_path(op, "/tmp");
-    io->done = temporary_made;
-    loop_mkdir(l->backend.loop, io, op->path[1], FOLDER_MODE);
+    look_for_marks(op);
 }
 
 static void folder_made(struct io_op *io)

@@ -2,6 +2,7 @@
 #include "server/io/host.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -110,6 +111,22 @@ int host_space(struct loop *l, const char *path, uint64_t *free_bytes, uint64_t 
     *free_bytes = (uint64_t)v.f_bavail * v.f_frsize;
     *total_bytes = (uint64_t)v.f_blocks * v.f_frsize;
     return 0;
+}
+
+int host_boot(struct loop *l, char out[LOOP_BOOT_BYTES])
+{
+    (void)l;
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    ssize_t n = read(fd, out, LOOP_BOOT_BYTES - 1);
+    int status = n < 0 ? -errno : 0;
+    close(fd);
+    if (status)
+        return status;
+    out[n] = '\0';
+    out[strspn(out, "abcdefghijklmnopqrstuvwxyz0123456789-")] = '\0'; /* a line's end follows */
+    return *out ? 0 : -EINVAL;
 }
 
 int host_lock(struct loop *l, int fd)

@@ -33,6 +33,7 @@ void host_turn(struct host *h);
 
 /* Slots of struct loop_ops. */
 int host_space(struct loop *l, const char *path, uint64_t *free_bytes, uint64_t *total_bytes);
+int host_boot(struct loop *l, char out[LOOP_BOOT_BYTES]);
 int host_lock(struct loop *l, int fd);
 int host_listen(struct loop *l, const char *host, const char *port, bool shared, int *fd, char *bound,
                 size_t bound_size, struct err *e);

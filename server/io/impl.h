@@ -14,6 +14,7 @@ struct loop_ops {
     void (*submit)(struct loop *l, struct io_op *op); /* must not call op->done */
     void (*cancel)(struct loop *l, struct io_op *op); /* op is pending, and cancelled for the first time */
     int (*space)(struct loop *l, const char *path, uint64_t *free_bytes, uint64_t *total_bytes);
+    int (*boot)(struct loop *l, char out[LOOP_BOOT_BYTES]);
     int (*lock)(struct loop *l, int fd);
     int (*listen)(struct loop *l, const char *host, const char *port, bool shared, int *fd, char *bound,
                   size_t bound_size, struct err *e);

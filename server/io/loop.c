@@ -202,6 +202,11 @@ int loop_space(struct loop *l, const char *path, uint64_t *free_bytes, uint64_t 
     return l->ops->space(l, path, free_bytes, total_bytes);
 }
 
+int loop_boot(struct loop *l, char out[LOOP_BOOT_BYTES])
+{
+    return l->ops->boot(l, out);
+}
+
 int loop_lock(struct loop *l, int fd)
 {
     return l->ops->lock(l, fd);

@@ -74,6 +74,10 @@ void loop_list(struct loop *l, struct io_op *op, const char *path, struct loop_n
 void loop_names_free(struct loop_names *names);
 /* Bytes free to an unprivileged writer and in all, of the file system that holds path. Immediate. */
 must_check int loop_space(struct loop *l, const char *path, uint64_t *free_bytes, uint64_t *total_bytes);
+/* Names the time since this machine was started: while the name is the same, memory may hold what a disk does
+ * not. [a-z0-9-], ended by NUL. Immediate. 0 or a negative errno. */
+#define LOOP_BOOT_BYTES 48
+must_check int loop_boot(struct loop *l, char out[LOOP_BOOT_BYTES]);
 /* An exclusive, non-blocking lock on an open file that ends with the process (flock). Immediate. 0 or
  * -EWOULDBLOCK ... */
 must_check int loop_lock(struct loop *l, int fd);

@@ -304,6 +304,7 @@ static const struct loop_ops pool_ops = {
     .submit = pool_submit,
     .cancel = pool_cancel,
     .space = host_space,
+    .boot = host_boot,
     .lock = host_lock,
     .listen = pool_listen,
     .shutdown = host_shutdown,

@@ -278,6 +278,7 @@ static const struct loop_ops ring_ops = {
     .submit = ring_submit,
     .cancel = ring_cancel,
     .space = host_space,
+    .boot = host_boot,
     .lock = host_lock,
     .listen = host_listen,
     .shutdown = host_shutdown,

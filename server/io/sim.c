@@ -367,6 +367,15 @@ static int sim_space(struct loop *l, const char *path, uint64_t *free_bytes, uin
     return sl->dead ? -EIO : disk_space(sl->node->disk, path, free_bytes, total_bytes);
 }
 
+static int sim_boot(struct loop *l, char out[LOOP_BOOT_BYTES])
+{
+    struct sim_loop *sl = sim_loop_of(l);
+    if (sl->dead)
+        return -EIO;
+    snprintf(out, LOOP_BOOT_BYTES, "node%u-%u", sl->node->number, sl->node->crashes);
+    return 0;
+}
+
 static int sim_lock(struct loop *l, int fd)
 {
     struct sim_loop *sl = sim_loop_of(l);
@@ -458,6 +467,7 @@ static const struct loop_ops sim_ops = {
     .submit = sim_submit,
     .cancel = sim_cancel,
     .space = sim_space,
+    .boot = sim_boot,
     .lock = sim_lock,
     .listen = sim_listen,
     .shutdown = sim_shutdown,
@@ -632,6 +642,7 @@ void sim_crash(struct sim *s, unsigned node)
         if (s->fds[i] && s->fds[i]->node == n)
             sim_fd_free(s, s->fds[i]);
     disk_crash(n->disk);
+    n->crashes++;
 }
 
 int sim_file(struct sim *s, unsigned node, const char *path, bool durable_only, uint8_t **p, size_t *n)

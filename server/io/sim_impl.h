@@ -22,7 +22,7 @@ struct sim_event {
 };
 
 struct sim_node {
-    unsigned number;
+    unsigned number, crashes;
     struct disk *disk;
 };
 

@@ -57,7 +57,7 @@ void store_submit(struct store *s, struct store_op *op)
     } else if (h->changes && s->read_only) {
         task_fail(t, ERR_READ_ONLY,
                   "the store takes no writes since a sync failed (%s); an administrator must check "
-                  "the disk and restart larderd",
+                  "the disk, reboot, and start larderd again",
                   s->read_only_reason);
     } else if (!(t->tenant = tenant_find(s, op->tenant)) && !h->any_tenant) {
         task_fail(t, ERR_NOT_FOUND,

@@ -257,10 +257,10 @@ void store_turn_read_only(struct store *s, const char *why)
     s->read_only = true;
     snprintf(s->read_only_reason, sizeof s->read_only_reason, "%s", why);
     metric_set(METRIC_store_read_only, 1);
-    log_error("the store takes no more writes: a failed sync leaves open what is on the medium; check the "
-              "disk, then "
-              "restart larderd, which reads back what is there reason=\"%s\"",
-              s->read_only_reason);
+    log_error(
+        "the store takes no more writes: a failed sync leaves open what is on the medium; check the disk, "
+        "reboot (or see larderd(8)), and start larderd again reason=\"%s\"",
+        s->read_only_reason);
 }
 
 void store_report_damaged(struct store *s, const char *name, const struct err *why)

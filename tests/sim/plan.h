@@ -25,8 +25,7 @@ enum knob {
     KNOB_SHORT,     /* transfers end early */
     KNOB_STALL,     /* milliseconds that an operation may take more */
     KNOB_TIGHT,     /* a disk that is nearly full */
-    KNOB_SAME_BOOT, /* larderd is started again after a failed sync without a start of the machine; never
-                       drawn */
+    KNOB_SAME_BOOT, /* after a failed sync larderd is first started again without a start of the machine */
     KNOB_BAD_START, /* reads fail also while the server starts and reads its records; never drawn */
     /* People and their work. */
     KNOB_JOBS,

@@ -16,7 +16,8 @@ struct life {
     struct loop *loops[LOOPS_MAX];
     size_t loop_count;
     enum life_state state;
-    bool dead; /* without power */
+    bool dead;      /* without power */
+    bool untrusted; /* a sync had failed since the power failed last */
     struct boot *boot;
     struct loop_msg stop_msg;
     uint32_t stop_bound_ms;
@@ -65,11 +66,15 @@ static void on_started(void *arg, struct boot *b, const struct err *e)
     if (!b) {
         l->state = LIFE_OVER;
         world_note(l->w, "the server does not start: %s", e->text);
-        if (!l->w->faulty && !l->dead)
+        bool refused = e->class == ERR_READ_ONLY;
+        l->w->reboot_wanted |= refused && !l->dead;
+        if (!l->w->faulty && !l->dead && !(refused && l->untrusted))
             world_fail(l->w, "the server does not start on a sound disk: %s", e->text);
         return;
     }
     l->state = LIFE_RUNNING;
+    if (l->untrusted && !l->dead)
+        world_fail(l->w, "the server starts on what a failed sync has left in memory");
     if (l->dead) { /* the power failed just before it could see that */
         begin_stop(l, 0);
         return;
@@ -82,11 +87,15 @@ static void on_started(void *arg, struct boot *b, const struct err *e)
 
 void server_begin(struct world *w)
 {
-    if (sim_struck(w->sim)->sync_error != w->syncs_failed && !w->plan.knob[KNOB_SAME_BOOT])
+    bool untrusted = sim_struck(w->sim)->sync_error != w->syncs_failed;
+    if (w->reboot_wanted || (untrusted && !w->plan.knob[KNOB_SAME_BOOT])) {
         server_lose_power(w); /* what its disk says is not trusted before the machine has started again */
+        untrusted = false;
+    }
     struct life *l = calloc(1, sizeof *l);
     check(l && server_down(w));
     l->w = w;
+    l->untrusted = untrusted;
     l->loop_count = w->plan.knob[KNOB_LOOPS] < LOOPS_MAX ? w->plan.knob[KNOB_LOOPS] : LOOPS_MAX;
     for (size_t i = 0; i < l->loop_count; i++)
         check((l->loops[i] = sim_loop(w->sim, 0)));
@@ -124,6 +133,7 @@ void server_lose_power(struct world *w)
     w->life = NULL;
     w->tally.crashes++;
     w->syncs_failed = sim_struck(w->sim)->sync_error;
+    w->reboot_wanted = false;
     world_note(w, "the power fails");
     list_for_each (it, &w->lives)
         container_of(it, struct life, link)->dead = true;

@@ -40,6 +40,7 @@ struct world {
     unsigned server_runs; /* counts starts that went well */
     bool faulty;
     uint32_t syncs_failed; /* when the power failed last */
+    bool reboot_wanted;    /* the server has refused to start before one */
     bool restart_wanted;   /* somebody met a store that is read-only */
     struct list actors;
     unsigned actor_count, lines;

@@ -453,6 +453,46 @@ static void the_writer_clears_leftovers(void **state)
     assert_int_equal(mkdir(path, 0700), 0);
 }
 
+/* A mark of this boot keeps writers out until it is removed; one of another boot is of no account. */
+static void a_mark_of_a_failed_sync(void **state)
+{
+    (void)state;
+    struct step s = {0};
+    struct loop_stat st;
+    char boot[LOOP_BOOT_BYTES], now[300], before[300], unknown[300];
+    assert_int_equal(put_text("kept", "x"), 0);
+    close_store(b);
+    assert_int_equal(loop_boot(rig.loop, boot), 0);
+    snprintf(now, sizeof now, "%s/failed-sync.%s", store, boot);
+    snprintf(before, sizeof before, "%s/failed-sync.of-another-boot", store);
+    snprintf(unknown, sizeof unknown, "%s/failed-sync.unknown", store);
+    const char *marks[] = {before, unknown, now};
+    for (int i = 0; i < 3; i++) {
+        loop_open(rig.loop, step_op(&s), marks[i], O_CREAT | O_RDWR, 0600);
+        int64_t fd = step_end(&rig, &s);
+        assert_true(fd >= 0);
+        loop_close(rig.loop, step_op(&s), (int)fd);
+        assert_int_equal(step_end(&rig, &s), 0);
+    }
+    open_store(true, -EROFS);
+    assert_int_equal(one.op.err.class, ERR_READ_ONLY);
+    assert_non_null(strstr(one.op.err.text, strrchr(now, '/') + 1));
+    assert_non_null(strstr(one.op.err.text, "start larderd again"));
+    b = open_store(false, 0); /* a reader beside a writer that has met it */
+    assert_int_equal(size_of("kept"), 1);
+    close_store(b);
+    loop_unlink(rig.loop, step_op(&s), now);
+    assert_int_equal(step_end(&rig, &s), 0);
+    open_store(true, -EROFS); /* who knows which boot it was */
+    assert_non_null(strstr(one.op.err.text, "failed-sync.unknown"));
+    loop_unlink(rig.loop, step_op(&s), unknown);
+    assert_int_equal(step_end(&rig, &s), 0);
+    b = open_store(true, 0);
+    loop_stat(rig.loop, step_op(&s), before, &st);
+    assert_int_equal(step_end(&rig, &s), -ENOENT);
+    assert_int_equal(put_text("more", "x"), 0);
+}
+
 /* The space that was reserved and not used comes back with the seal. */
 static void reserved_space_comes_back(void **state)
 {
@@ -542,6 +582,8 @@ int main(void)
         ON_LOCAL(a_reader_needs_the_folder),
         ON(local_sim, a_reader_needs_the_folder),
         ON_LOCAL(the_writer_clears_leftovers),
+        ON_LOCAL(a_mark_of_a_failed_sync),
+        ON(local_sim, a_mark_of_a_failed_sync),
         ON_LOCAL(reserved_space_comes_back),
     };
     rig_skip_ring(tests, sizeof tests / sizeof tests[0], begin_local, NULL);

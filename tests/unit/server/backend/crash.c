@@ -4,7 +4,8 @@
  * whole or not at all. Method: one busy scenario (objects put, sealed and removed side by side in folders
  * that are new, or go at that moment) on the simulator, stopped by a crash after each number of events in
  * turn, for several seeds; unsynced sectors, lengths and folder entries are lost at random. Then the store is
- * opened again and looked at. The same with failing syncs: they must never be acknowledged.
+ * opened again and looked at. The same with failing syncs: they must never be acknowledged, and keep the next
+ * writer out until the power has failed, also where the process that met them has ended in good order.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -264,6 +265,53 @@ static void failed_syncs_are_told(void **state)
     assert_true(syncs_failed > 10 && acked > 100);
 }
 
+/* What memory shows after a failed sync is not taken for what is on the disk by whoever opens the store next.
+ */
+static void a_failed_sync_outlives_its_process(void **state)
+{
+    (void)state;
+    static const struct sim_faults faults = {.lose_unsynced = true, .sync_error = 20000}, none;
+    unsigned refused = 0, opened_at_once = 0;
+    for (uint64_t seed = 1; seed <= 100; seed++) {
+        struct world w;
+        uint8_t *p;
+        size_t n;
+        world_open(&w, seed, &faults);
+        run_on(&w);
+        bool failed = sim_struck(w.sim)->sync_error > 0;
+        sim_set_faults(w.sim, &none);
+        close_backend(&w);
+        for (int i = 0; i < 2 && failed; i++) { /* being refused changes nothing */
+            w.loop = sim_loop(w.sim, 0);
+            w.op = (struct backend_op){.done = done};
+            backend_local_open(w.loop, &w.op, "store", true, &w.b);
+            run_on(&w);
+            assert_null(w.b);
+            assert_int_equal(w.op.err.class, ERR_READ_ONLY);
+            assert_non_null(strstr(w.op.err.text, "reboot"));
+            assert_non_null(strstr(w.op.err.text, "failed-sync.node0-0"));
+            loop_destroy(w.loop);
+            refused++;
+        }
+        opened_at_once += !failed;
+        if (failed) {
+            w.loop = sim_loop(w.sim, 0);
+            sim_crash(w.sim, 0);
+            run_on(&w);
+            loop_destroy(w.loop);
+        }
+        reopen(&w);
+        assert_int_equal(sim_file(w.sim, 0, "store/failed-sync.node0-0", false, &p, &n), -ENOENT);
+        for (unsigned i = 0; i < OBJECTS; i++) {
+            struct object *o = &w.objects[i];
+            if (o->put_acked)
+                look_at(&w, o, seed, 0);
+        }
+        world_close(&w);
+    }
+    assert_true(refused > 40 && opened_at_once > 10);
+}
+
 /* Reads and writes that fail, and a full disk: errors are told, nothing is half there, the backend closes. */
 static void faults_of_the_disk(void **state)
 {
@@ -291,6 +339,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_was_acknowledged_survives),
         cmocka_unit_test(failed_syncs_are_told),
+        cmocka_unit_test(a_failed_sync_outlives_its_process),
         cmocka_unit_test(faults_of_the_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -243,6 +243,17 @@ static void space_is_told(void **state)
     assert_int_equal(loop_space(rig.loop, rig_path(&rig, "none"), &free_bytes, &total_bytes), -ENOENT);
 }
 
+static void the_boot_has_a_name(void **state)
+{
+    (void)state;
+    char name[LOOP_BOOT_BYTES], again[LOOP_BOOT_BYTES];
+    assert_int_equal(loop_boot(rig.loop, name), 0);
+    assert_int_equal(loop_boot(rig.loop, again), 0);
+    assert_string_equal(name, again);
+    assert_true(strlen(name) >= strlen("node0-0"));
+    assert_int_equal(strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789-"), strlen(name));
+}
+
 /* Sockets. */
 
 static const char *listen_host(void)
@@ -763,6 +774,7 @@ int main(void)
         ON_ALL(more_than_the_queue_holds),
         ON_ALL(one_lock_per_file),
         ON_ALL(space_is_told),
+        ON_ALL(the_boot_has_a_name),
         ON_ALL(echo),
         ON_ALL(large_sends_both_ways),
         ON_ALL(nobody_listens),
