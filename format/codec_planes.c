@@ -19,6 +19,9 @@ enum kind { KIND_RAW = 0, KIND_CONSTANT = 1, KIND_TIERS = 2, KIND_ZSTD = 3 };
 #define SAMPLE_RUN      64u
 #define SAMPLE_ELEMENTS (SAMPLE_RUNS * SAMPLE_RUN)
 
+#define BLOCK_ELEMENTS \
+    16384u /* that are split and coded, or decoded and merged, at a time: a multiple of 64 */
+
 #define PLAN_TIERS_MAX 3u    /* the encoder's; more gain too little */
 #define DENSE_LEVEL    (-50) /* hardly any search for matches: what is wanted is the entropy stage */
 
@@ -44,6 +47,7 @@ struct planes_state {
     unsigned width;      /* of the plan */
     bool rotate;
     struct plane_plan plan[PLANES_MAX];
+    uint8_t block[BLOCK_ELEMENTS + TIERS_SLACK];
     uint8_t sample[SAMPLE_ELEMENTS * PLANES_MAX];
     uint8_t sample_planes[PLANES_MAX][SAMPLE_ELEMENTS];
 };
@@ -253,12 +257,12 @@ static void constant_confirm(struct plane_plan *p, const uint8_t *values, size_t
     (void)plan_search(hist, n, PLAN_TIERS_MAX, n / 64, UINT64_MAX, p->tier, &p->tiers);
 }
 
-/* Writes the body of a plane in tiers; its bytes, or 0 if they are more than room. */
-static size_t tiers_encode(struct planes_state *s, const struct plane_plan *p, const uint8_t *values,
-                           size_t n, uint8_t *out, size_t room)
+/* Writes the body of a plane from tier `first` on; its bytes, or 0 if they are more than room. */
+static size_t tiers_encode(struct planes_state *s, const struct plane_plan *p, unsigned first,
+                           const uint8_t *values, size_t n, uint8_t *out, size_t room)
 {
     size_t used = 0;
-    for (unsigned i = 0; i < p->tiers; i++) {
+    for (unsigned i = first; i < p->tiers; i++) {
         size_t masks = tier_mask_bytes(n, p->tier[i].k);
         uint8_t *escapes = s->escapes[i & 1];
         if (masks > room - used)
@@ -281,6 +285,39 @@ static size_t zstd_encode(struct planes_state *s, struct plane_plan *p, const ui
         return 0; /* did not fit */
     p->zstd_bytes = (uint32_t)r;
     return r;
+}
+
+/* The plane that can go through its first tier while it is split off, block by block: where its body begins
+ * is known only for the first of those that are not raw. PLANES_MAX: none. */
+static unsigned plane_to_fuse(const struct planes_state *s)
+{
+    for (unsigned p = 0; p < s->width; p++)
+        if (s->plan[p].kind != KIND_RAW)
+            return s->plan[p].kind == KIND_TIERS && s->plan[p].tiers > 0 ? p : PLANES_MAX;
+    return PLANES_MAX;
+}
+
+/* Splits, and codes plane `fused` in blocks that stay in the cache. The body's bytes; 0: more than room. */
+static size_t split_fused(struct planes_state *s, const uint8_t *plain, size_t elements, unsigned fused,
+                          uint8_t *planes[PLANES_MAX], uint8_t *out, size_t room)
+{
+    const struct plane_plan *plan = &s->plan[fused];
+    size_t masks = tier_mask_bytes(elements, plan->tier[0].k), found = 0, rest = 0;
+    uint8_t *to[PLANES_MAX], *mask = out;
+    if (masks > room)
+        return 0;
+    for (size_t at = 0; at < elements; at += BLOCK_ELEMENTS) {
+        size_t n = elements - at < BLOCK_ELEMENTS ? elements - at : BLOCK_ELEMENTS;
+        for (unsigned p = 0; p < s->width; p++)
+            to[p] = p == fused ? s->block : planes[p] + at;
+        s->ops->split(plain + at * s->width, n, s->width, s->rotate, to);
+        found +=
+            s->ops->encode(s->block, n, plan->tier[0].k, plan->tier[0].base, mask, s->escapes[0] + found);
+        mask += tier_mask_bytes(n, plan->tier[0].k);
+    }
+    if (found > 0 && (rest = tiers_encode(s, plan, 1, s->escapes[0], found, mask, room - masks)) == 0)
+        return 0;
+    return masks + rest;
 }
 
 static uint8_t *heads_put(const struct planes_state *s, uint8_t *out)
@@ -334,15 +371,20 @@ size_t planes_encode(struct planes_state *s, const uint8_t *plain, size_t n, uin
         planes[p] = is_raw ? next_raw : s->planes + others++ * elements;
         next_raw += is_raw ? elements : 0;
     }
-    s->ops->split(plain, elements, s->width, s->rotate, planes);
-    size_t used = head + raw * elements;
+    size_t used = head + raw * elements, fused_body = 0;
+    unsigned fused = plane_to_fuse(s);
+    if (fused < PLANES_MAX)
+        fused_body = split_fused(s, plain, elements, fused, planes, out + used, n - used);
+    else
+        s->ops->split(plain, elements, s->width, s->rotate, planes);
     for (unsigned p = 0; p < s->width; p++) {
         struct plane_plan *plan = &s->plan[p];
         size_t body = 0;
         if (plan->kind == KIND_CONSTANT)
             constant_confirm(plan, planes[p], elements);
         if (plan->kind == KIND_TIERS)
-            body = tiers_encode(s, plan, planes[p], elements, out + used, n - used);
+            body =
+                p == fused ? fused_body : tiers_encode(s, plan, 0, planes[p], elements, out + used, n - used);
         if (plan->kind == KIND_ZSTD)
             body = zstd_encode(s, plan, planes[p], elements, out + used, n - used);
         if (body == 0 && (plan->kind == KIND_TIERS || plan->kind == KIND_ZSTD))
@@ -367,6 +409,10 @@ static int corrupt(struct err *e, const char *what)
     return err_set(e, ERR_CORRUPT, "codec planes: %s; the payload is damaged", what);
 }
 
+struct first_tier { /* of a plane, whose other tiers are decoded */
+    const uint8_t *masks, *escapes;
+};
+
 static bool head_take(struct rcur *c, struct plane_plan *p)
 {
     *p = (struct plane_plan){.kind = rcur_u8(c)};
@@ -390,9 +436,10 @@ static bool head_take(struct rcur *c, struct plane_plan *p)
     return !c->failed;
 }
 
-/* Masks are found from the first tier on, since each tells how long the next is; bytes from the last. */
+/* Masks are found from the first tier on, since each tells how long the next is; bytes from the last. Without
+ * `values` the first tier is left to the caller: its masks, and its escapes in `escapes`. */
 static int tiers_decode(struct planes_state *s, const struct plane_plan *p, struct rcur *c, uint8_t *values,
-                        size_t n, struct err *e)
+                        size_t n, struct first_tier *left, struct err *e)
 {
     const uint8_t *masks[TIERS_MAX];
     size_t count[TIERS_MAX + 1] = {n};
@@ -412,6 +459,10 @@ static int tiers_decode(struct planes_state *s, const struct plane_plan *p, stru
         memcpy(to, rest.p, rest.n);
     for (unsigned i = p->tiers; i-- > 0;) {
         const uint8_t *escapes = to;
+        if (i == 0 && left) {
+            *left = (struct first_tier){masks[0], escapes};
+            break;
+        }
         to = i == 0 ? values : s->escapes[i & 1];
         if (count[i] > 0)
             s->ops->decode(masks[i], count[i], p->tier[i].k, p->tier[i].base, escapes, to);
@@ -436,9 +487,36 @@ static int plane_decode(struct planes_state *s, const struct plane_plan *p, stru
 {
     switch (p->kind) {
     case KIND_CONSTANT: memset(values, p->value, n); return 0;
-    case KIND_TIERS: return tiers_decode(s, p, c, values, n, e);
+    case KIND_TIERS: return tiers_decode(s, p, c, values, n, NULL, e);
     case KIND_ZSTD: return zstd_decode(s, p, c, values, n, e);
     default: return 0;
+    }
+}
+
+/* The plane whose first tier is decoded while it is merged: the last one in tiers, since its escapes must
+ * stay until then. PLANES_MAX: none. */
+static unsigned last_to_fuse(const struct planes_state *s, unsigned width)
+{
+    unsigned found = PLANES_MAX;
+    for (unsigned p = 0; p < width; p++)
+        if (s->plan[p].kind == KIND_TIERS)
+            found = s->plan[p].tiers > 0 ? p : PLANES_MAX;
+    return found;
+}
+
+static void merge_fused(struct planes_state *s, unsigned width, bool rotate, unsigned fused,
+                        const struct first_tier *first, const uint8_t *const planes[PLANES_MAX],
+                        size_t elements, uint8_t *out)
+{
+    const struct tier *t = &s->plan[fused].tier[0];
+    const uint8_t *from[PLANES_MAX], *masks = first->masks, *escapes = first->escapes;
+    for (size_t at = 0; at < elements; at += BLOCK_ELEMENTS) {
+        size_t n = elements - at < BLOCK_ELEMENTS ? elements - at : BLOCK_ELEMENTS;
+        escapes += s->ops->decode(masks, n, t->k, t->base, escapes, s->block);
+        masks += tier_mask_bytes(n, t->k);
+        for (unsigned p = 0; p < width; p++)
+            from[p] = p == fused ? s->block : planes[p] + at;
+        s->ops->merge(from, n, width, rotate, out + at * width);
     }
 }
 
@@ -459,17 +537,23 @@ int planes_decode(struct planes_state *s, enum dtype dtype, const uint8_t *paylo
             planes[p] = rcur_take(&c, elements).p;
     if (c.failed)
         return corrupt(e, "a raw plane ends early");
+    unsigned fused = last_to_fuse(s, width);
+    struct first_tier first = {0};
     for (unsigned p = 0; p < width; p++) {
         if (s->plan[p].kind == KIND_RAW)
             continue;
         uint8_t *values = s->planes + others++ * elements;
-        int r = plane_decode(s, &s->plan[p], &c, values, elements, e);
+        int r = p == fused ? tiers_decode(s, &s->plan[p], &c, values, elements, &first, e)
+                           : plane_decode(s, &s->plan[p], &c, values, elements, e);
         if (r < 0)
             return r;
         planes[p] = values;
     }
     if (c.failed || c.left > 0)
         return corrupt(e, "it has more bytes than its planes");
-    s->ops->merge(planes, elements, width, is_float(dtype), out);
+    if (fused < PLANES_MAX && elements > 0)
+        merge_fused(s, width, is_float(dtype), fused, &first, planes, elements, out);
+    else
+        s->ops->merge(planes, elements, width, is_float(dtype), out);
     return 0;
 }

@@ -5,6 +5,8 @@
 
 #include "format/base/cursor.h"
 
+#define ONES 0x0101010101010101ull
+
 static inline uint64_t element_get(const uint8_t *p, unsigned width)
 {
     switch (width) {
@@ -64,11 +66,25 @@ merge_loop(const uint8_t *const planes[PLANES_MAX], size_t n, unsigned width, bo
     }
 }
 
+/* Bytes one by one would be the slowest of all: eight of them turn in a word. */
+static inline __attribute__((always_inline)) void rotate_bytes(const uint8_t *in, size_t n, unsigned left,
+                                                               uint8_t *out)
+{
+    const uint64_t high = ONES * (0xffu << left & 0xffu), low = ~high;
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        uint64_t v = le64_get(in + i);
+        le64_put(out + i, (v << left & high) | (v >> (8 - left) & low));
+    }
+    for (; i < n; i++)
+        out[i] = (uint8_t)(in[i] << left | in[i] >> (8 - left));
+}
+
 static void split(const uint8_t *in, size_t n, unsigned width, bool rotate, uint8_t *const planes[PLANES_MAX])
 {
     if (rotate) {
         switch (width) {
-        case 1: split_loop(in, n, 1, true, planes); break;
+        case 1: rotate_bytes(in, n, 1, planes[0]); break;
         case 2: split_loop(in, n, 2, true, planes); break;
         case 4: split_loop(in, n, 4, true, planes); break;
         default: split_loop(in, n, 8, true, planes); break;
@@ -88,7 +104,7 @@ static void merge(const uint8_t *const planes[PLANES_MAX], size_t n, unsigned wi
 {
     if (rotate) {
         switch (width) {
-        case 1: merge_loop(planes, n, 1, true, out); break;
+        case 1: rotate_bytes(planes[0], n, 7, out); break;
         case 2: merge_loop(planes, n, 2, true, out); break;
         case 4: merge_loop(planes, n, 4, true, out); break;
         default: merge_loop(planes, n, 8, true, out); break;
@@ -102,8 +118,6 @@ static void merge(const uint8_t *const planes[PLANES_MAX], size_t n, unsigned wi
     default: merge_loop(planes, n, 8, false, out); break;
     }
 }
-
-#define ONES 0x0101010101010101ull
 
 /* Bit 0 of each of 8 bytes, gathered into one byte: the product moves bit 8i to bit 56 + i, and no two of its
  * terms meet. */
@@ -190,13 +204,15 @@ static size_t decode_group(const uint8_t *masks, size_t n, unsigned k, uint8_t b
     return used;
 }
 
-static void decode(const uint8_t *masks, size_t n, unsigned k, uint8_t base, const uint8_t *escapes,
-                   uint8_t *values)
+static size_t decode(const uint8_t *masks, size_t n, unsigned k, uint8_t base, const uint8_t *escapes,
+                     uint8_t *values)
 {
+    const uint8_t *first = escapes;
     for (size_t i = 0; i < n; i += 64) {
         escapes += decode_group(masks, n - i < 64 ? n - i : 64, k, base, escapes, values + i);
         masks += 8 * k;
     }
+    return (size_t)(escapes - first);
 }
 
 const struct tiers_ops tiers_portable = {

@@ -35,9 +35,9 @@ struct tiers_ops {
                      uint8_t *escapes);
     /* How many codes say "not here"; TIERS_DEAD if a bit without a byte is set. */
     size_t (*count)(const uint8_t *masks, size_t n, unsigned k);
-    /* escapes: as many as count() said, and TIERS_SLACK readable bytes behind them. */
-    void (*decode)(const uint8_t *masks, size_t n, unsigned k, uint8_t base, const uint8_t *escapes,
-                   uint8_t *values);
+    /* escapes: as many as count() said, and TIERS_SLACK readable bytes behind them. Returns that number. */
+    size_t (*decode)(const uint8_t *masks, size_t n, unsigned k, uint8_t base, const uint8_t *escapes,
+                     uint8_t *values);
 };
 
 static inline size_t tier_mask_bytes(size_t n, unsigned k)

@@ -242,12 +242,13 @@ TARGET static size_t decode_whole(const uint8_t *masks, size_t n, unsigned k, ui
     return used;
 }
 
-static void decode(const uint8_t *masks, size_t n, unsigned k, uint8_t base, const uint8_t *escapes,
-                   uint8_t *values)
+static size_t decode(const uint8_t *masks, size_t n, unsigned k, uint8_t base, const uint8_t *escapes,
+                     uint8_t *values)
 {
     size_t whole = n / 64 * 64;
     size_t used = decode_whole(masks, whole, k, base, escapes, values);
-    tiers_portable.decode(masks + whole / 8 * k, n - whole, k, base, escapes + used, values + whole);
+    return used +
+           tiers_portable.decode(masks + whole / 8 * k, n - whole, k, base, escapes + used, values + whole);
 }
 
 static size_t count(const uint8_t *masks, size_t n, unsigned k)

@@ -72,6 +72,31 @@ TARGET static inline void transpose8(__m512i v[8])
     }
 }
 
+/* Bytes turned left (right) by one bit. */
+TARGET static size_t split1(const uint8_t *in, size_t n, bool rotate, uint8_t *const planes[PLANES_MAX])
+{
+    const __m512i low = _mm512_set1_epi8(1);
+    size_t i = 0;
+    for (; rotate && i + 64 <= n; i += 64) {
+        __m512i v = _mm512_loadu_si512(in + i), carry = _mm512_and_si512(_mm512_srli_epi16(v, 7), low);
+        _mm512_storeu_si512(planes[0] + i, _mm512_or_si512(_mm512_add_epi8(v, v), carry));
+    }
+    return i;
+}
+
+TARGET static size_t merge1(const uint8_t *const planes[PLANES_MAX], size_t n, bool rotate, uint8_t *out)
+{
+    const __m512i high = _mm512_set1_epi8((char)0x80);
+    size_t i = 0;
+    for (; rotate && i + 64 <= n; i += 64) {
+        __m512i v = _mm512_loadu_si512(planes[0] + i);
+        __m512i carry = _mm512_and_si512(_mm512_slli_epi16(v, 7), high);
+        _mm512_storeu_si512(out + i,
+                            _mm512_or_si512(_mm512_andnot_si512(high, _mm512_srli_epi16(v, 1)), carry));
+    }
+    return i;
+}
+
 TARGET static size_t split2(const uint8_t *in, size_t n, bool rotate, uint8_t *const planes[PLANES_MAX])
 {
     const __m512i high = _mm512_loadu_si512(at.halves[0]), low = _mm512_loadu_si512(at.halves[1]);
@@ -129,7 +154,8 @@ TARGET static size_t split8(const uint8_t *in, size_t n, bool rotate, uint8_t *c
 /* What is left over goes the portable way. */
 static void split(const uint8_t *in, size_t n, unsigned width, bool rotate, uint8_t *const planes[PLANES_MAX])
 {
-    size_t done = width == 2   ? split2(in, n, rotate, planes)
+    size_t done = width == 1   ? split1(in, n, rotate, planes)
+                  : width == 2 ? split2(in, n, rotate, planes)
                   : width == 4 ? split4(in, n, rotate, planes)
                   : width == 8 ? split8(in, n, rotate, planes)
                                : 0;
@@ -198,7 +224,8 @@ TARGET static size_t merge8(const uint8_t *const planes[PLANES_MAX], size_t n, b
 static void merge(const uint8_t *const planes[PLANES_MAX], size_t n, unsigned width, bool rotate,
                   uint8_t *out)
 {
-    size_t done = width == 2   ? merge2(planes, n, rotate, out)
+    size_t done = width == 1   ? merge1(planes, n, rotate, out)
+                  : width == 2 ? merge2(planes, n, rotate, out)
                   : width == 4 ? merge4(planes, n, rotate, out)
                   : width == 8 ? merge8(planes, n, rotate, out)
                                : 0;
@@ -208,8 +235,8 @@ static void merge(const uint8_t *const planes[PLANES_MAX], size_t n, unsigned wi
     tiers_portable.merge(rest, n - done, width, rotate, out + done * width);
 }
 
-TARGET static size_t encode(const uint8_t *values, size_t n, unsigned k, uint8_t base, uint8_t *masks,
-                            uint8_t *escapes)
+TARGET static inline __attribute__((always_inline)) size_t
+encode_loop(const uint8_t *values, size_t n, unsigned k, uint8_t base, uint8_t *masks, uint8_t *escapes)
 {
     const __m512i from = _mm512_set1_epi8((char)base), away = _mm512_set1_epi8((char)((1u << k) - 1));
     size_t found = 0;
@@ -218,6 +245,7 @@ TARGET static size_t encode(const uint8_t *values, size_t n, unsigned k, uint8_t
         __m512i v = _mm512_maskz_loadu_epi8(here, values + i);
         __m512i code = _mm512_maskz_min_epu8(here, _mm512_sub_epi8(v, from), away);
         uint64_t gone = _mm512_mask_cmpeq_epi8_mask(here, code, away);
+#pragma GCC unroll 8
         for (unsigned b = 0; b < k; b++) {
             uint64_t mask = _mm512_test_epi8_mask(code, _mm512_set1_epi8((char)(1u << b)));
             __builtin_memcpy(masks + 8 * b, &mask, 8);
@@ -228,11 +256,25 @@ TARGET static size_t encode(const uint8_t *values, size_t n, unsigned k, uint8_t
     return found;
 }
 
-TARGET static size_t count(const uint8_t *masks, size_t n, unsigned k)
+TARGET static size_t encode(const uint8_t *values, size_t n, unsigned k, uint8_t base, uint8_t *masks,
+                            uint8_t *escapes)
+{
+    switch (k) { /* each its own loop, with constants */
+    case 1: return encode_loop(values, n, 1, base, masks, escapes);
+    case 2: return encode_loop(values, n, 2, base, masks, escapes);
+    case 3: return encode_loop(values, n, 3, base, masks, escapes);
+    case 4: return encode_loop(values, n, 4, base, masks, escapes);
+    default: return encode_loop(values, n, k, base, masks, escapes);
+    }
+}
+
+TARGET static inline __attribute__((always_inline)) size_t count_loop(const uint8_t *masks, size_t n,
+                                                                      unsigned k)
 {
     size_t found = 0;
     for (size_t i = 0; i < n; i += 64) {
         uint64_t all = ~0ull, any = 0;
+#pragma GCC unroll 8
         for (unsigned b = 0; b < k; b++, masks += 8) {
             uint64_t mask;
             __builtin_memcpy(&mask, masks, 8);
@@ -246,13 +288,26 @@ TARGET static size_t count(const uint8_t *masks, size_t n, unsigned k)
     return found;
 }
 
-TARGET static void decode(const uint8_t *masks, size_t n, unsigned k, uint8_t base, const uint8_t *escapes,
-                          uint8_t *values)
+TARGET static size_t count(const uint8_t *masks, size_t n, unsigned k)
 {
+    switch (k) { /* each its own loop, with constants */
+    case 1: return count_loop(masks, n, 1);
+    case 2: return count_loop(masks, n, 2);
+    case 3: return count_loop(masks, n, 3);
+    case 4: return count_loop(masks, n, 4);
+    default: return count_loop(masks, n, k);
+    }
+}
+
+TARGET static inline __attribute__((always_inline)) size_t
+decode_loop(const uint8_t *masks, size_t n, unsigned k, uint8_t base, const uint8_t *escapes, uint8_t *values)
+{
+    const uint8_t *first = escapes;
     const __m512i from = _mm512_set1_epi8((char)base);
     for (size_t i = 0; i < n; i += 64) {
         __m512i v = from;
         uint64_t gone = ~0ull;
+#pragma GCC unroll 8
         for (unsigned b = 0; b < k; b++, masks += 8) {
             uint64_t mask;
             __builtin_memcpy(&mask, masks, 8);
@@ -262,6 +317,19 @@ TARGET static void decode(const uint8_t *masks, size_t n, unsigned k, uint8_t ba
         v = _mm512_mask_expand_epi8(v, gone, _mm512_loadu_si512(escapes));
         escapes += __builtin_popcountll(gone);
         _mm512_mask_storeu_epi8(values + i, lanes(n - i), v);
+    }
+    return (size_t)(escapes - first);
+}
+
+TARGET static size_t decode(const uint8_t *masks, size_t n, unsigned k, uint8_t base, const uint8_t *escapes,
+                            uint8_t *values)
+{
+    switch (k) { /* each its own loop, with constants */
+    case 1: return decode_loop(masks, n, 1, base, escapes, values);
+    case 2: return decode_loop(masks, n, 2, base, escapes, values);
+    case 3: return decode_loop(masks, n, 3, base, escapes, values);
+    case 4: return decode_loop(masks, n, 4, base, escapes, values);
+    default: return decode_loop(masks, n, k, base, escapes, values);
     }
 }
 
