@@ -57,6 +57,23 @@ static enum shard_format format_of(const struct import *im, const char *path)
     return n >= 4 && strcasecmp(path + n - 4, ".tar") == 0 ? SHARD_TAR : SHARD_WHOLE;
 }
 
+/* A compressed tar would become one opaque sample, which nobody means who lets the format be found. */
+static int compressed_tar_check(const struct import *im, const char *path, struct err *e)
+{
+    static const char *const ends[] = {".tgz",     ".txz",     ".tar.gz", ".tar.xz",
+                                       ".tar.zst", ".tar.bz2", ".tar.lz4"};
+    size_t n = strlen(path);
+    for (size_t i = 0; im->o->format == LARDER_SHARD_AUTO && i < sizeof ends / sizeof ends[0]; i++) {
+        size_t m = strlen(ends[i]);
+        if (n >= m && strcasecmp(path + n - m, ends[i]) == 0)
+            return err_set(
+                e, ERR_UNSUPPORTED,
+                "it is a compressed archive: unpack it to a .tar to have its members as samples, or import "
+                "it as one sample of bytes with the format whole");
+    }
+    return 0;
+}
+
 static int push_file(struct samples_builder *b, int fd, uint64_t size, struct err *e)
 {
     uint8_t block[SCAN_READ_BYTES];
@@ -116,13 +133,13 @@ static int look(struct import *im, uint32_t i, int fd, struct err *e)
                        size);
     im->table.shards[i].bytes = size;
     im->table.shards[i].format = format_of(im, f->path);
-    return 0;
+    return compressed_tar_check(im, f->path, e);
 }
 
 int import_scan(struct import *im, uint32_t i, struct err *e)
 {
     struct import_file *f = &im->files[i];
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return err_sys(e, errno, "%s", f->path);
     int rc = look(im, i, fd, e);
@@ -150,7 +167,7 @@ int import_index(struct import *im, uint32_t i, struct buf *out, struct err *e)
         f->index = (struct buf){0};
         return 0;
     }
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return err_sys(e, errno, "%s", f->path);
     uint64_t count;

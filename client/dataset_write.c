@@ -106,7 +106,7 @@ static int write_file(struct import *im, const struct layout *l, struct part_wri
 {
     const struct import_file *f = &im->files[i];
     uint64_t size = im->table.shards[i].bytes;
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return err_sys(e, errno, "%s", f->path);
     posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs and datasets with their keys: opening, rotating, destroying. */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -180,6 +181,8 @@ struct rotation {
     struct larder *c;
     bool drop_old;
     uint64_t count;
+    uint64_t locked;       /* runs whose key does not open with ours */
+    struct err first_lock; /* of the first of them */
 };
 
 static int drop_envelope(struct larder *c, const struct id *run_id, uint32_t epoch, struct err *e)
@@ -205,11 +208,12 @@ static int rewrap(struct rotation *t, const struct run *r, const struct kek *new
         rc = run_envelope_put(t->c, &r->run_id, envelope, e);
     if (rc == 0)
         t->count++;
-    return rc == -EEXIST ? 0 : rc; /* another rotation was first, with the same key */
+    return rc == -EEXIST ? 0 : rc; /* another rotation was first: newest_opens() tells whether with our key */
 }
 
-/* Before an old envelope goes: what the store holds for the newest epoch must open with our KEK of that
- * epoch, and hold the run's key. Somebody else may have given that number to another KEK. */
+/* What the store holds for the newest epoch must open with our KEK of that epoch, and hold the run's key:
+ * before an old envelope goes, and before anybody takes the rotation for done. Somebody else may have given
+ * that number to another KEK. */
 static int newest_opens(struct rotation *t, struct run *r, uint32_t newest, struct err *e)
 {
     struct call call;
@@ -232,6 +236,13 @@ static int newest_opens(struct rotation *t, struct run *r, uint32_t newest, stru
     }
     dek_free(&dek);
     call_free(&call);
+    if (rc == -EKEYREJECTED)
+        return err_set(
+            e, ERR_KEY,
+            "wrong key: it is already wrapped under another KEK of epoch %u, made by a rotation with "
+            "another credential file; the old envelopes are kept: use that file, or begin another epoch "
+            "here (larder key rotate --new)",
+            newest);
     return rc < 0 ? err_prepend(e, "the old envelopes are kept") : 0;
 }
 
@@ -243,7 +254,7 @@ static int rotate_one(struct rotation *t, enum run_kind kind, const struct msg_r
     size_t epochs = item->envelope_epochs.n / 4;
     for (size_t i = 0; i < epochs; i++)
         has_newest |= le32_get(item->envelope_epochs.p + 4 * i) == newest->epoch;
-    if (epochs == 0 || (has_newest && (!t->drop_old || epochs == 1)))
+    if (epochs == 0)
         return 0;
     if (!slice_cstr(item->name, name, sizeof name))
         return err_set(e, ERR_PROTOCOL, "the server listed a run under a name that is none");
@@ -253,7 +264,7 @@ static int rotate_one(struct rotation *t, enum run_kind kind, const struct msg_r
         return rc;
     if (!has_newest)
         rc = rewrap(t, &r, newest, e);
-    if (rc == 0 && t->drop_old)
+    if (rc == 0)
         rc = newest_opens(t, &r, newest->epoch, e);
     for (size_t i = 0; rc == 0 && t->drop_old && i < epochs; i++) {
         uint32_t epoch = le32_get(item->envelope_epochs.p + 4 * i);
@@ -267,8 +278,21 @@ static int rotate_one(struct rotation *t, enum run_kind kind, const struct msg_r
 static int rotate_item(void *arg, enum run_kind kind, struct rcur *in, struct err *e)
 {
     struct msg_run_item item;
+    struct rotation *t = arg;
+    struct err one;
     int rc = msg_run_item_decode(in, &item, e);
-    return rc < 0 ? rc : rotate_one(arg, kind, &item, e);
+    if (rc < 0)
+        return rc;
+    err_clear(&one);
+    rc = rotate_one(t, kind, &item, &one);
+    if (rc == -EKEYREJECTED) { /* one lost key must not keep the others from being rotated */
+        if (t->locked++ == 0)
+            t->first_lock = one;
+        return 0;
+    }
+    if (rc < 0 && e)
+        *e = one;
+    return rc;
 }
 
 static int rotate_checkpoints(void *arg, struct rcur *in, struct err *e)
@@ -294,6 +318,10 @@ int larder_key_rotate(struct larder *c, int drop_old, uint64_t *runs, struct lar
         rc = list_runs(c, RUN_CHECKPOINTS, rotate_checkpoints, &t, &e);
     if (rc == 0)
         rc = list_runs(c, RUN_DATASET, rotate_datasets, &t, &e);
+    if (rc == 0 && t.locked) {
+        e = t.first_lock;
+        rc = err_prepend(&e, "%" PRIu64 " keys were not rotated, the first", t.locked);
+    }
     if (runs)
         *runs = t.count;
     return client_leave(rc, &e, error);

@@ -63,7 +63,7 @@ static int check_private(int fd, const char *path, struct err *e)
 
 static int read_private(const char *path, struct buf *out, struct err *e)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
         return err_sys(e, errno, "opening the credential file %s", path);
     int rc = check_private(fd, path, e);

@@ -332,11 +332,11 @@ static const char *base_of(const char *name)
     return slash ? slash + 1 : name;
 }
 
-static int member_refuse(const struct tar_member *m, const char *why, struct err *e)
+static int member_refuse(enum err_class class, const struct tar_member *m, const char *why, struct err *e)
 {
     char q[160];
-    return err_set(e, ERR_INVALID, "member \"%s\" at offset %llu %s",
-                   err_quote(q, sizeof q, m->name.p, m->name.n), UNSIGNED(m->header_offset), why);
+    return err_set(e, class, "member \"%s\" at offset %llu %s", err_quote(q, sizeof q, m->name.p, m->name.n),
+                   UNSIGNED(m->header_offset), why);
 }
 
 /* Key and field of a member; false for what is no sample. */
@@ -362,7 +362,8 @@ static int member_found(void *arg, const struct tar_member *m, struct err *e)
     struct slice key;
     bool was_there = false;
     if (m->type == TAR_HARD_LINK || m->type == TAR_SYMBOLIC_LINK)
-        return member_refuse(m, "is a link; pack the files themselves (tar --dereference --hard-dereference)",
+        return member_refuse(ERR_UNSUPPORTED, m,
+                             "is a link; pack the files themselves (tar --dereference --hard-dereference)",
                              e);
     if (m->type != TAR_FILE || !name_split(m->name, &key, &f.name))
         return 0;
@@ -371,14 +372,14 @@ static int member_found(void *arg, const struct tar_member *m, struct err *e)
         if (r < 0)
             return r;
         if (was_there)
-            return member_refuse(m,
+            return member_refuse(ERR_MISMATCH, m,
                                  "belongs to a sample that ended earlier; members of one sample must be "
                                  "adjacent (sort them by name)",
                                  e);
     }
     int r = field_add(s, &f, &was_there, e);
     if (r == 0 && was_there)
-        r = member_refuse(m, "is there twice in its sample", e);
+        r = member_refuse(ERR_MISMATCH, m, "is there twice in its sample; rename one of the two", e);
     return r;
 }
 

@@ -125,6 +125,35 @@ static bool number_get(const uint8_t *p, size_t n, uint64_t *out)
     return true;
 }
 
+/* What compresses archives begins with these; NULL: none of them. */
+static const char *compressed_by(const uint8_t *p, size_t n)
+{
+    static const struct {
+        const char *name, *magic;
+        size_t n;
+    } known[] = {{"gzip", "\x1f\x8b", 2},
+                 {"zstd", "\x28\xb5\x2f\xfd", 4},
+                 {"xz",
+                  "\xfd"
+                  "7zXZ\0",
+                  6},
+                 {"bzip2", "BZh", 3},
+                 {"lz4", "\x04\x22\x4d\x18", 4}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (n >= known[i].n && memcmp(p, known[i].magic, known[i].n) == 0)
+            return known[i].name;
+    return NULL;
+}
+
+static int compressed_refuse(const char *by, struct err *e)
+{
+    return err_set(
+        e, ERR_UNSUPPORTED,
+        "the archive is compressed by %s; samples are read in place, so unpack it first (larder compresses "
+        "what it stores)",
+        by);
+}
+
 static int sum_check(const struct tar *t, struct err *e)
 {
     uint64_t stored = 0, sum = 0;
@@ -136,6 +165,9 @@ static int sum_check(const struct tar *t, struct err *e)
     }
     if (number_get(t->block + AT_SUM, SUM_BYTES, &stored) && (stored == sum || (int64_t)stored == sum_signed))
         return 0;
+    const char *by = t->header_offset == 0 ? compressed_by(t->block, TAR_BLOCK_BYTES) : NULL;
+    if (by)
+        return compressed_refuse(by, e);
     return err_set(e, ERR_CORRUPT,
                    "no tar header at offset %llu: its checksum is %llu, its bytes give %llu; the archive is "
                    "damaged, or is no tar",
@@ -497,7 +529,10 @@ static void cut_tell(const struct tar *t, struct err *e)
     char q[160];
     const char *name = t->name ? t->name : "";
     err_quote(q, sizeof q, name, strlen(name));
-    if (t->offset == 0)
+    const char *by = t->offset == t->block_n ? compressed_by(t->block, t->block_n) : NULL;
+    if (by)
+        (void)compressed_refuse(by, e);
+    else if (t->offset == 0)
         err_set(e, ERR_CORRUPT, "the archive has 0 bytes; an empty tar has a block of zeros at least");
     else if (t->mode == IN_DATA)
         err_set(

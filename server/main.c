@@ -18,6 +18,7 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "format/channel.h"
@@ -73,7 +74,11 @@ struct daemon {
     struct loop_msg stop_msg, hurry_msg;
 };
 
-enum event { EVENT_NONE, EVENT_STARTED, EVENT_START_FAILED, EVENT_STOPPED, EVENT_LOOP_FAILED };
+enum event { EVENT_NONE, EVENT_STARTED, EVENT_START_FAILED, EVENT_STOPPED, EVENT_LOOP_FAILED, EVENT_STUCK };
+
+/* Beyond stop_wait, or beyond the second signal: for closing files and folders. A disk that takes longer does
+ * not answer, and there is nothing that a server could still do. */
+#define STOP_GRACE_MS 5000u
 
 static void tell_main(struct daemon *d, enum event event)
 {
@@ -308,7 +313,15 @@ static void reload(struct daemon *d)
     loop_post(d->loops[0], &r->msg);
 }
 
-static void on_signal(struct daemon *d, int signal, int *stops)
+static uint64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+/* *until: when the stopping must have ended, once it has begun. */
+static void on_signal(struct daemon *d, int signal, int *stops, uint64_t *until)
 {
     if (signal == SIGHUP) {
         if (*stops == 0)
@@ -319,10 +332,12 @@ static void on_signal(struct daemon *d, int signal, int *stops)
     if (*stops == 1) {
         log_info("stopping signal=%s wait_ms=%u", signal == SIGINT ? "SIGINT" : "SIGTERM",
                  d->config->stop_wait_ms);
+        *until = now_ms() + d->config->stop_wait_ms + STOP_GRACE_MS;
         d->stop_msg.run = do_stop;
         loop_post(d->loops[0], &d->stop_msg);
     } else if (*stops == 2) {
         log_info("stopping now: what is in flight fails");
+        *until = now_ms() + STOP_GRACE_MS;
         d->hurry_msg.run = do_hurry;
         loop_post(d->loops[0], &d->hurry_msg);
     }
@@ -333,15 +348,18 @@ static enum event wait_event(struct daemon *d, bool running)
 {
     struct pollfd fds[] = {{.fd = d->event_fd, .events = POLLIN}, {.fd = d->signal_fd, .events = POLLIN}};
     int stops = 0;
+    uint64_t until = 0;
     for (;;) {
-        uint64_t n;
+        uint64_t n, now = now_ms();
         struct signalfd_siginfo info;
-        if (poll(fds, running ? 2 : 1, -1) < 0 && errno != EINTR)
+        if (until && now >= until)
+            return EVENT_STUCK;
+        if (poll(fds, running ? 2 : 1, until ? (int)(until - now) : -1) < 0 && errno != EINTR)
             return EVENT_LOOP_FAILED;
         if (read(d->event_fd, &n, sizeof n) == (ssize_t)sizeof n)
             return atomic_load(&d->event);
         if (running && read(d->signal_fd, &info, sizeof info) == (ssize_t)sizeof info)
-            on_signal(d, (int)info.ssi_signo, &stops);
+            on_signal(d, (int)info.ssi_signo, &stops, &until);
     }
 }
 
@@ -392,6 +410,12 @@ static int serve(struct daemon *d, struct err *e)
     }
     if (event == EVENT_STARTED)
         event = wait_event(d, true);
+    if (event == EVENT_STUCK)
+        return err_set(e, ERR_IO,
+                       "the disk has not answered %u s after the stop was due; left without it: what was "
+                       "acknowledged is "
+                       "safe, what was in flight has no known outcome; look at the disk of %s",
+                       STOP_GRACE_MS / 1000, d->config->store);
     if (event != EVENT_STOPPED)
         return err_set(e, ERR_IO, "a loop failed; what was not acknowledged may be lost");
     if (d->dev)

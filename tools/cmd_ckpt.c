@@ -25,8 +25,8 @@ static int one_commit(void *arg, const struct larder_commit_info *i)
     char parts[32], note[600];
     if (l->list) {
         json_array_append_new(
-            l->list, json_pack("{s:I,s:I,s:I,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "step",
-                               (json_int_t)i->step, "sequence", (json_int_t)i->sequence, "attempt_number",
+            l->list, json_pack("{s:o,s:I,s:I,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "step", json_u64(i->step),
+                               "sequence", (json_int_t)i->sequence, "attempt_number",
                                (json_int_t)i->attempt_number, "state", commit_state_name(i->state), "pinned",
                                i->pinned, "world", (json_int_t)i->world, "parts", (json_int_t)i->parts,
                                "plain_bytes", (json_int_t)i->plain_bytes, "stored_bytes",
@@ -164,8 +164,8 @@ static json_t *feed_state_json(const struct larder_restore_info *i)
     struct feed_state f;
     if (!feed_state_decode(i, &f))
         return json_null();
-    return json_pack("{s:I,s:I,s:I,s:I,s:I}", "version", (json_int_t)f.version, "seed", (json_int_t)f.seed,
-                     "epoch", (json_int_t)f.epoch, "position", (json_int_t)f.position, "window_shards",
+    return json_pack("{s:I,s:o,s:I,s:o,s:I}", "version", (json_int_t)f.version, "seed", json_u64(f.seed),
+                     "epoch", (json_int_t)f.epoch, "position", json_u64(f.position), "window_shards",
                      (json_int_t)f.window_shards);
 }
 
@@ -197,8 +197,8 @@ static int show_json(struct larder_restore *r, const char *run, const struct lar
                                                      larder_dtype_name(t.dtype), "shape", shape_json(&t),
                                                      "bytes", (json_int_t)tensor_bytes(&t)));
     }
-    return json_print(json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:s,s:o,s:o,s:o,s:o}", "run", run, "step",
-                                (json_int_t)i->step, "sequence", (json_int_t)i->sequence, "world",
+    return json_print(json_pack("{s:s,s:o,s:I,s:I,s:I,s:I,s:I,s:I,s:s,s:o,s:o,s:o,s:o}", "run", run, "step",
+                                json_u64(i->step), "sequence", (json_int_t)i->sequence, "world",
                                 (json_int_t)i->world, "attempt_number", (json_int_t)i->attempt_number,
                                 "plain_bytes", (json_int_t)i->plain_bytes, "stored_bytes",
                                 (json_int_t)i->stored_bytes, "server_time_ns", (json_int_t)i->server_time_ns,

@@ -97,7 +97,7 @@ static int save(struct larder *c, const struct larder_save_options *o, const str
         status = fail(&e);
     else if (json)
         status =
-            json_print(json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:f}", "run", o->run, "step", (json_int_t)o->step,
+            json_print(json_pack("{s:s,s:o,s:I,s:I,s:I,s:I,s:f}", "run", o->run, "step", json_u64(o->step),
                                  "sequence", (json_int_t)info.sequence, "tensors", (json_int_t)tensors,
                                  "plain_bytes", (json_int_t)info.plain_bytes, "stored_bytes",
                                  (json_int_t)info.stored_bytes, "seconds", info.durable_seconds));
@@ -227,10 +227,10 @@ static int tell_restored(struct larder_restore *r, const char *run, const struct
         json_array_append_new(files, json_string(f->file[i].path));
     }
     if (json)
-        return json_print(json_pack("{s:s,s:I,s:I,s:o,s:I,s:I,s:I}", "run", run, "step",
-                                    (json_int_t)info.step, "sequence", (json_int_t)info.sequence, "files",
-                                    files, "tensors", (json_int_t)tensors, "bytes", (json_int_t)bytes,
-                                    "fetched_bytes", (json_int_t)info.fetched_bytes));
+        return json_print(json_pack("{s:s,s:o,s:I,s:o,s:I,s:I,s:I}", "run", run, "step", json_u64(info.step),
+                                    "sequence", (json_int_t)info.sequence, "files", files, "tensors",
+                                    (json_int_t)tensors, "bytes", (json_int_t)bytes, "fetched_bytes",
+                                    (json_int_t)info.fetched_bytes));
     printf("restored %s step %" PRIu64 ", sequence %" PRIu64 ": %zu tensors, %s in %zu file%s\n",
            name_text(run).s, info.step, info.sequence, tensors, size_text(bytes).s, f->count,
            f->count == 1 ? "" : "s");
@@ -268,7 +268,7 @@ static int restore(struct larder *c, const struct restoring *want)
     if ((status = layout_read(r, &layout)) != STATUS_OK)
         goto out;
     choose(r, want->prefix, &chosen);
-    if (chosen.count == 0) {
+    if (chosen.count == 0 && *want->prefix) {
         status = fail_with(STATUS_MISSING, "no tensor of the checkpoint begins with \"%s\"",
                            name_text(want->prefix).s);
         goto out;

@@ -156,7 +156,7 @@ const struct command cmd_dataset_import = {
     "Each FILE becomes one shard, named by its base name. One commit makes the version exist; until then "
     "nobody\n"
     "sees it.\n"
-    "  --format F          auto (default: tar by content, whole otherwise), tar, whole, records\n"
+    "  --format F          auto (default: tar for names that end in .tar, else whole), tar, whole, records\n"
     "  --record-bytes N    with --format records: bytes of one record\n"
     "  --compression C     default, off, fast, dense\n"
     "  --labels K=V,...    kept with the version\n"

@@ -69,9 +69,9 @@ static int show_order(struct larder_dataset *d, const char *name, const struct a
                     name_text(name).s, order_samples(o) - 1, a->from);
         json_t *places = places_json(o, a, order_samples(o), d);
         if (json)
-            status = json_print(json_pack("{s:s,s:I,s:I,s:I,s:I,s:O}", "dataset", name, "version",
-                                          (json_int_t)larder_dataset_version(d), "seed", (json_int_t)a->seed,
-                                          "epoch", (json_int_t)a->epoch, "samples",
+            status = json_print(json_pack("{s:s,s:I,s:o,s:o,s:I,s:O}", "dataset", name, "version",
+                                          (json_int_t)larder_dataset_version(d), "seed", json_u64(a->seed),
+                                          "epoch", json_u64(a->epoch), "samples",
                                           (json_int_t)order_samples(o), "order", places));
         else
             places_table(places);

@@ -16,7 +16,7 @@ int file_read(const char *path, size_t most, char **out, size_t *n, struct err *
     struct stat st;
     char *p = NULL;
     size_t got = 0;
-    int status = 0, fd = open(path, O_RDONLY | O_CLOEXEC);
+    int status = 0, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     *out = NULL;
     if (fd < 0)
         return err_sys(e, errno, "%s cannot be opened", path);

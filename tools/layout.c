@@ -51,7 +51,7 @@ static int file_open(struct st_file *f, struct err *e)
 {
     struct stat st;
     uint64_t header;
-    f->fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (f->fd < 0 || fstat(f->fd, &st) < 0)
         return err_sys(e, errno, "%s cannot be opened", f->path);
     if (!S_ISREG(st.st_mode))

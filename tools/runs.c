@@ -36,8 +36,8 @@ static int one_run(void *arg, const struct larder_run_info *r)
         char id[2 * LARDER_ID_BYTES + 1];
         hex_encode(r->run_id, sizeof r->run_id, id);
         json_array_append_new(
-            l->list, json_pack("{s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:b}", "name", r->name, "id", id, "commits",
-                               (json_int_t)r->commits, "latest_step", (json_int_t)r->latest_step,
+            l->list, json_pack("{s:s,s:s,s:I,s:o,s:I,s:I,s:I,s:I,s:b}", "name", r->name, "id", id, "commits",
+                               (json_int_t)r->commits, "latest_step", json_u64(r->latest_step),
                                "latest_sequence", (json_int_t)r->latest_sequence, "stored_bytes",
                                (json_int_t)r->stored_bytes, "created_ns", (json_int_t)r->created_ns,
                                "key_epoch", (json_int_t)r->key_epoch, "published", r->published));
@@ -197,8 +197,8 @@ static int one_finding(void *arg, const struct larder_finding *f)
     note_bad(v, f->sequence);
     if (v->list) {
         json_array_append_new(
-            v->list, json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:s?,s:s,s:s}", "object", f->object, "step",
-                               (json_int_t)f->step, "sequence", (json_int_t)f->sequence, "rank",
+            v->list, json_pack("{s:s,s:o,s:I,s:I,s:I,s:I,s:I,s:s?,s:s,s:s}", "object", f->object, "step",
+                               json_u64(f->step), "sequence", (json_int_t)f->sequence, "rank",
                                (json_int_t)f->rank, "chunk", (json_int_t)f->chunk, "offset",
                                (json_int_t)f->offset, "bytes", (json_int_t)f->bytes, "tensor", f->tensor,
                                "class", larder_class_name(f->error.kind), "text", f->error.text));
@@ -287,7 +287,7 @@ static int one_item(void *arg, const struct larder_prune_item *i)
                                                  i->remove, "reason", i->reason ? i->reason : ""));
     else if (p->list)
         json_array_append_new(p->list,
-                              json_pack("{s:I,s:I,s:I,s:I,s:b,s:s}", "step", (json_int_t)i->step, "sequence",
+                              json_pack("{s:o,s:I,s:I,s:I,s:b,s:s}", "step", json_u64(i->step), "sequence",
                                         (json_int_t)i->sequence, "stored_bytes", (json_int_t)i->stored_bytes,
                                         "server_time_ns", (json_int_t)i->server_time_ns, "remove", i->remove,
                                         "reason", i->reason ? i->reason : ""));

@@ -456,6 +456,11 @@ void progress_end(struct progress *p)
     p->shown = false;
 }
 
+json_t *json_u64(uint64_t v)
+{
+    return v <= INT64_MAX ? json_integer((json_int_t)v) : json_string(number_text(v).s);
+}
+
 int json_print(json_t *o)
 {
     if (!o)

@@ -123,6 +123,9 @@ double clock_now_s(void); /* monotonic */
 /* Memory or exit with STATUS_OTHER: a command holds little and has nobody to recover for. */
 void *need(void *p);
 
+/* A number that may need all 64 bits (steps, seeds). JSON numbers end at 2^63-1 here, as in most readers of
+ * JSON: what is larger becomes its decimal digits as a string, not another number. */
+json_t *json_u64(uint64_t v);
 /* Prints, frees. Returns 0 or an exit code. */
 int json_print(json_t *o);
 /* Control bytes and bad UTF-8 made visible. */

@@ -34,10 +34,10 @@ static void cancel_handle(struct session *s, const struct op_entry *op, struct f
 static const struct op_entry table[] = {
     /* opcode, states, roles, class, where, audit, payload at most, handler */
     {OP_HELLO, IN_HELLO, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, SMALL, hello_handle},
-    {OP_PING, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, SMALL, ping_handle},
+    {OP_PING, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, 0, ping_handle},
     {OP_CANCEL, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, SMALL, cancel_handle},
     {OP_CREDIT, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, SMALL, credit_handle},
-    {OP_STATUS, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, SMALL, status_handle},
+    {OP_STATUS, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, 0, status_handle},
 
     {OP_TENANT_ADD, IN_OPEN, ADMIN, OPCLASS_CONTROL, OP_ON_STORE, true, SMALL, call_handle},
     {OP_TENANT_LIST, IN_OPEN, ADMIN, OPCLASS_CONTROL, OP_ON_STORE, false, SMALL, call_handle},

@@ -119,6 +119,27 @@ def test_bad_safetensors(server, tmp_path, name, content):
     assert "bad.safetensors" in done.stderr, f"{name}: the file is named"
 
 
+def test_no_tensors_at_all(server, tmp_path):
+    write_safetensors(tmp_path / "none.safetensors", {}, {"of": "nothing"})
+    server.larder("ckpt", "save", "none", 1, tmp_path / "none.safetensors")
+    server.larder("ckpt", "restore", "none", tmp_path / "back.safetensors")
+    assert read_safetensors(tmp_path / "back.safetensors") == ({}, {"of": "nothing"})
+
+
+@pytest.mark.parametrize("step", [0, 2**63 - 1, 2**63, 2**64 - 1])
+def test_the_ends_of_steps(server, tmp_path, step):
+    """All 64 bits, in text and in JSON, where they are digits once a reader of JSON might round them."""
+    run, said = f"ends {step}", step if step < 2**63 else str(step)
+    write_safetensors(tmp_path / "a.safetensors", {"t": ("U8", [1], b"x")})
+    assert server.json("ckpt", "save", run, step, tmp_path / "a.safetensors")["step"] == said
+    assert [c["step"] for c in server.json("ckpt", "ls", run)] == [said]
+    assert server.json("ckpt", "show", run, step)["step"] == said
+    assert server.json("ckpt", "prune", run, "--keep-last", 1)["items"][0]["step"] == said
+    assert [r["latest_step"] for r in server.json("ckpt", "ls") if r["name"] == run] == [said]
+    assert str(step) in server.larder("ckpt", "ls", run).stdout
+    server.larder("ckpt", "save", run, step + 2**64, tmp_path / "a.safetensors", status=USAGE)
+
+
 def test_one_tensor_in_two_files(server, tmp_path):
     for name in "ab":
         write_safetensors(tmp_path / f"{name}.safetensors", {"t": ("U8", [1], b"x")})

@@ -76,6 +76,16 @@ def test_without_credentials(tmp_path):
     assert_sentence(done.stderr)
 
 
+def test_inputs_that_are_no_files(server, tmp_path):
+    """A pipe that nobody writes to, a folder, a device: refused at once, never waited for."""
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for odd in (tmp_path / "pipe", tmp_path, "/dev/null"):
+        done = run_larder("ckpt", "ls", credentials=odd)
+        assert done.returncode == DENIED and "not a regular file" in done.stderr
+        for words in (("dataset", "import", "odd", odd), ("ckpt", "save", "odd", 1, odd)):
+            assert "not a regular file" in server.larder(*words, status=USAGE).stderr
+
+
 def test_server_down(server, tmp_path):
     down = edited_credentials(server.credentials(), tmp_path / "down.json", server=f"127.0.0.1:{closed_port()}")
     done = run_larder("ckpt", "ls", credentials=down)

@@ -6,7 +6,7 @@ import random
 import tarfile
 
 import pytest
-from conftest import CORRUPT, DENIED, MISSING, OK, USAGE, write_safetensors
+from conftest import CORRUPT, DENIED, MISSING, OK, OTHER, USAGE, write_safetensors
 
 
 def make_tar(path, samples, form=tarfile.USTAR_FORMAT):
@@ -150,6 +150,28 @@ def test_cut_tar(server, tmp_path, cut):
     done = server.larder("dataset", "import", "cut", path, "--format", "tar", status=CORRUPT)
     assert "cut.tar" in done.stderr
     server.larder("dataset", "ls", "cut", status=MISSING)
+
+
+@pytest.mark.parametrize("members", [["a.txt", "b.txt", "a.cls"], ["a.txt", "a.txt"]])
+def test_members_that_contradict(server, tmp_path, members):
+    path = tmp_path / "odd.tar"
+    with tarfile.open(path, "w") as t:
+        for name in members:
+            t.addfile(tarfile.TarInfo(name))
+    done = server.larder("dataset", "import", "odd", path, status=CORRUPT)
+    assert f'"{members[-1]}" at offset {512 * (len(members) - 1)}' in done.stderr
+
+
+def test_compressed_archives(server, tmp_path):
+    """They are not taken for one opaque sample, unless that is asked for."""
+    path = tmp_path / "c.tar.gz"
+    with tarfile.open(path, "w:gz") as t:
+        t.addfile(tarfile.TarInfo("a.txt"))
+    for how in ("auto", "tar"):
+        done = server.larder("dataset", "import", "packed", path, "--format", how, status=OTHER)
+        assert "c.tar.gz" in done.stderr and "compressed" in done.stderr and "unpack" in done.stderr
+    server.larder("dataset", "import", "packed", path, "--format", "whole")
+    assert server.larder("dataset", "cat", "packed", "c.tar.gz", binary=True).stdout == path.read_bytes()
 
 
 def test_refused(server, shards, tmp_path):

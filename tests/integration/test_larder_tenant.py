@@ -126,6 +126,28 @@ def test_key_rotation(own_server, file, tmp_path):
         own_server.larder("ckpt", "show", "run", credentials=old, status=KEY)
 
 
+def test_two_rotations_at_once(own_server, file, tmp_path):
+    """Two users gave one epoch two keys. The second is told, drops nothing, and comes out of it by another epoch; a run
+    whose key is lost does not keep the others from being rotated."""
+    for run in ("b", "c"):
+        own_server.larder("ckpt", "save", run, 1, file)
+    admin, operator = (own_server.credentials(r) for r in ("admin", "operator"))
+    keys = json.loads(operator.read_text())["keks"] + [{"epoch": 2, "key": random.Random(3).randbytes(32).hex()}]
+    edited_credentials(operator, operator, keks=keys)
+    own_server.larder("key", "rotate")
+    lost = edited_credentials(admin, tmp_path / "lost.json", keks=[{"epoch": 1, "key": "ab" * 32}])
+    own_server.larder("ckpt", "save", "a", 1, file, credentials=lost)
+    done = own_server.larder("key", "rotate", "--drop-old", credentials=operator, status=KEY)
+    assert "3 keys were not rotated" in done.stderr and "run a" in done.stderr
+    assert epochs(operator) == [1, 2]
+    done = own_server.larder("key", "rotate", "--new", credentials=operator, status=KEY)
+    assert "1 keys were not rotated" in done.stderr and "run a" in done.stderr
+    assert {r["name"]: r["key_epoch"] for r in own_server.json("ckpt", "ls")} == {"a": 1, "b": 3, "c": 3}
+    for who in (admin, operator):
+        own_server.larder("ckpt", "show", "b", credentials=who)
+    own_server.larder("ckpt", "show", "a", credentials=lost)
+
+
 def test_key_rotation_refuses_foreign_files(own_server, file, tmp_path):
     own_server.larder("ckpt", "save", "run", 1, file)
     other = tmp_path / "other.json"

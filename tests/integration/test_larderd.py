@@ -245,6 +245,43 @@ def test_sigterm_ends_idle_sessions_and_says_what_it_did(tmp_path):
             assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (error|warn|info|debug) ", line), line
 
 
+def has_open(pid, path):
+    for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if fd.readlink() == path:
+                return True
+    return False
+
+
+def test_a_disk_that_never_answers_does_not_keep_it_from_stopping(tmp_path):
+    """A segment becomes a pipe that is never written to: who reads it waits for ever, as on a dead disk."""
+    folder = tmp_path / "dev"
+    (tmp_path / "t.bin").write_bytes(b"x" * 100000)
+    env = dict(os.environ, LARDER_CREDENTIALS=str(folder / "dev-admin.json"))
+    larder = lambda *words: subprocess.Popen([LARDERD.parent / "larder", *words], env=env, stdout=subprocess.DEVNULL,
+                                             stderr=subprocess.DEVNULL)
+    with dev(folder) as d:
+        assert larder("dataset", "import", "set", tmp_path / "t.bin").wait(PATIENCE_S) == 0
+        assert d.stop() == 0
+    segment, = (folder / "store").glob("objects/t/dev/r/*/s-*")
+    segment.unlink()
+    os.mkfifo(segment)
+    config = folder / "larderd.conf"
+    config.write_text(config.read_text().replace("[server]\n", "[server]\nstop_wait = 0\n", 1))
+    with dev(folder) as d:
+        reader = larder("dataset", "ls", "set", "--version", "1")
+        try:
+            until = time.monotonic() + PATIENCE_S
+            while not has_open(d.process.pid, segment):
+                assert reader.poll() is None and time.monotonic() < until, d.text()
+                time.sleep(0.01)
+            assert d.stop() == 1
+            assert "has not answered" in d.text() and str(folder / "store") in d.text()
+        finally:
+            reader.kill()
+            reader.wait()
+
+
 def test_sighup_reads_certificates_and_the_log_anew(tmp_path):
     folder = tmp_path / "dev"
     with dev(folder) as d:

@@ -576,6 +576,8 @@ def test_what_is_only_refused_leaves_the_session_usable(connect):
     with pytest.raises(Refused, match="unsupported"):
         c.next(50)
     assert c.refused("run_open", b"trailing", kind=1, name="x")[0] == "protocol"
+    for name in ("ping", "status"):
+        assert c.refused(name, b"trailing")[0] == "limit"
     c.kept[51] = []
     c.send(OPCODES["run_open"], encode("run_open", kind=1, name="x")[:-3], id=51)
     with pytest.raises(Refused, match="protocol"):

@@ -177,6 +177,14 @@ static void no_tar_at_all(void **state)
         junk[i] = (uint8_t)(i * 7 + 1);
     assert_int_equal(read_all(junk, sizeof junk, 100, false, &e), -EBADMSG);
     assert_non_null(strstr(e.text, "no tar header at offset 0"));
+    static const char *const packed[] = {"\x1f\x8b\x08", "\x28\xb5\x2f\xfd", "BZh9"};
+    for (size_t i = 0; i < 3; i++) { /* longer than a block, and shorter */
+        memcpy(junk, packed[i], strlen(packed[i]));
+        for (size_t n = 200; n <= sizeof junk; n += 1000) {
+            assert_int_equal(read_all(junk, n, 100, false, &e), -ENOTSUP);
+            assert_non_null(strstr(e.text, "compressed by"));
+        }
+    }
     struct buf b = an_archive(TARBALL_USTAR);
     b.p[1024 + 512 + 20] ^= 1; /* within the header of the second file */
     assert_int_equal(read_buf(&b, &e), -EBADMSG);
