@@ -434,7 +434,8 @@ struct larder_commit_info {
     uint64_t step, sequence, attempt_number;
     enum larder_commit_state state;
     int pinned;
-    uint32_t world, parts; /* parts < world: still pending or abandoned */
+    uint32_t world, parts; /* parts < world: still pending or abandoned. world 0: the commit record is
+                              damaged, only its sequence is known */
     uint64_t plain_bytes, stored_bytes, server_time_ns;
     const char *reason; /* why bad, abandoned or pinned */
     const char *labels; /* "key=value, key=value" */

@@ -161,6 +161,7 @@ static void harden(void)
         setrlimit(RLIMIT_NOFILE, &files);
     }
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file that grows beyond its limit fails its write, with EFBIG */
 }
 
 static int open_signals(struct daemon *d, struct err *e)

@@ -25,13 +25,14 @@ static int one_commit(void *arg, const struct larder_commit_info *i)
     char parts[32], note[600];
     if (l->list) {
         json_array_append_new(
-            l->list, json_pack("{s:o,s:I,s:I,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "step", json_u64(i->step),
-                               "sequence", (json_int_t)i->sequence, "attempt_number",
-                               (json_int_t)i->attempt_number, "state", commit_state_name(i->state), "pinned",
-                               i->pinned, "world", (json_int_t)i->world, "parts", (json_int_t)i->parts,
-                               "plain_bytes", (json_int_t)i->plain_bytes, "stored_bytes",
-                               (json_int_t)i->stored_bytes, "server_time_ns", (json_int_t)i->server_time_ns,
-                               "reason", i->reason ? i->reason : "", "labels", i->labels ? i->labels : ""));
+            l->list,
+            json_pack("{s:o,s:I,s:I,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "step",
+                      i->world ? json_u64(i->step) : json_null(), "sequence", (json_int_t)i->sequence,
+                      "attempt_number", (json_int_t)i->attempt_number, "state", commit_state_name(i->state),
+                      "pinned", i->pinned, "world", (json_int_t)i->world, "parts", (json_int_t)i->parts,
+                      "plain_bytes", (json_int_t)i->plain_bytes, "stored_bytes", (json_int_t)i->stored_bytes,
+                      "server_time_ns", (json_int_t)i->server_time_ns, "reason", i->reason ? i->reason : "",
+                      "labels", i->labels ? i->labels : ""));
         return 0;
     }
     snprintf(parts, sizeof parts, "%" PRIu32 "/%" PRIu32, i->parts, i->world);
@@ -39,6 +40,10 @@ static int one_commit(void *arg, const struct larder_commit_info *i)
              i->reason && *i->reason && i->labels && *i->labels ? "; " : "", i->labels ? i->labels : "");
     char state[32];
     snprintf(state, sizeof state, "%s%s", commit_state_name(i->state), i->pinned ? ", pinned" : "");
+    if (i->world == 0) { /* the commit record cannot be read: only its name tells something */
+        table_row(l->table, "-", number_text(i->sequence).s, state, "-", "-", "-", "-", note);
+        return 0;
+    }
     table_row(l->table, number_text(i->step).s, i->sequence ? number_text(i->sequence).s : "-", state, parts,
               size_text(i->plain_bytes).s, size_text(i->stored_bytes).s,
               age_text(l->now_ns, i->server_time_ns).s, note);

@@ -118,7 +118,8 @@ static int look_at_commit(void *arg, const struct larder_commit_info *i)
 {
     struct finding_commit *f = arg;
     bool committed = i->state == LARDER_COMMIT_GOOD || i->state == LARDER_COMMIT_BAD;
-    if (!committed || (f->step ? i->step != *f->step : i->sequence != f->sequence))
+    bool readable = i->world > 0;
+    if (!committed || (f->step && !readable) || (f->step ? i->step != *f->step : i->sequence != f->sequence))
         return 0;
     if (!f->found || i->sequence > f->sequence) {
         f->sequence = i->sequence;
@@ -206,7 +207,7 @@ static int one_finding(void *arg, const struct larder_finding *f)
     }
     table_row(v->table, number_text(f->step).s, number_text(f->sequence).s, number_text(f->rank).s,
               f->chunk < 0 ? "-" : number_text((uint64_t)f->chunk).s, number_text(f->offset).s,
-              f->tensor ? f->tensor : "-", f->error.text);
+              f->tensor ? f->tensor : "-", f->object, f->error.text);
     return 0;
 }
 
@@ -214,8 +215,11 @@ static int mark_all_bad(struct larder *c, enum larder_kind kind, const char *run
 {
     for (size_t i = 0; i < v->bad_count; i++) {
         struct larder_error e = {0};
-        if (larder_mark(c, kind, run, v->bad[i], LARDER_MARK_BAD, "damage found by verify", &e) < 0)
+        if (larder_mark(c, kind, run, v->bad[i], LARDER_MARK_BAD, "damage found by verify", &e) < 0) {
+            if (e.kind == LARDER_NOT_FOUND) /* its record could not be read: it is offered to nobody anyway */
+                continue;
             return fail(&e);
+        }
         fprintf(stderr, "marked bad: sequence %" PRIu64 "\n", v->bad[i]);
     }
     return STATUS_OK;
@@ -224,7 +228,8 @@ static int mark_all_bad(struct larder *c, enum larder_kind kind, const char *run
 int verify_run(struct larder *c, enum larder_kind kind, const char *run, uint64_t sequence, const char *level,
                bool mark_bad, bool json)
 {
-    static const char *const heads[] = {">STEP", ">SEQ", ">RANK", ">CHUNK", ">OFFSET", "TENSOR", "DAMAGE"};
+    static const char *const heads[] = {">STEP",   ">SEQ",   ">RANK",  ">CHUNK",
+                                        ">OFFSET", "TENSOR", "OBJECT", "DAMAGE"};
     enum larder_verify_level how;
     struct larder_error e = {0};
     struct table t;
@@ -237,7 +242,7 @@ int verify_run(struct larder *c, enum larder_kind kind, const char *run, uint64_
     }
     v->table = &t;
     v->list = json ? json_array() : NULL;
-    table_begin(&t, heads, 7);
+    table_begin(&t, heads, 8);
     progress_begin(&v->progress, "verified");
     int64_t damaged = larder_verify(c, kind, run, sequence, how, one_finding, v, &e);
     progress_end(&v->progress);

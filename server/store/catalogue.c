@@ -236,8 +236,15 @@ bool task_run_by_name(struct task *t, unsigned kind, struct slice name)
         return false;
     }
     struct run *r = run_by_name(t->tenant, kind, name);
+    const struct damage *d = r ? NULL : damage_of_run(t->tenant, t->s, kind, name);
     if (r)
         run_hold(t, r);
+    else if (d)
+        task_fail(t, d->why.class,
+                  "the record of '%s' exists but could not be read when the server started (%s: %s); put the "
+                  "file back "
+                  "from a copy of the store and start larderd again: nothing of it is removed meanwhile",
+                  err_quote(text, sizeof text, name.p, name.n), d->name, d->why.text);
     else
         task_fail(t, ERR_NOT_FOUND, "tenant %s has no %s named '%s'; 'larder %s ls' shows what there is",
                   t->tenant->record.name, kind == RUN_DATASET ? "dataset" : "run",

@@ -27,6 +27,16 @@ static void commit_item(const struct commit_entry *c, struct buf *out)
     msg_commit_item_encode(&item, out);
 }
 
+/* The list is complete: a commit whose record cannot be read is on it, with what its name tells. */
+static void damaged_item(const struct damage *d, struct buf *out)
+{
+    char reason[ERR_TEXT_BYTES + OBJECT_NAME_BYTES];
+    snprintf(reason, sizeof reason, "%s: %s", d->name, d->why.text);
+    msg_commit_item_encode(
+        &(struct msg_commit_item){.sequence = d->sequence, .state = COMMIT_BAD, .reason = slice_str(reason)},
+        out);
+}
+
 void do_commit_list(struct task *t)
 {
     struct msg_commit_list m = {0};
@@ -36,14 +46,27 @@ void do_commit_list(struct task *t)
     if (!task_decode(t, commit_list, &m) || !task_run_by_name(t, m.kind, m.name))
         return;
     const struct run *r = t->run;
-    for (size_t i = 0; i < r->commit_count; i++) {
-        if (r->commits[i]->commit.sequence <= m.after_sequence)
-            continue;
+    uint64_t at = m.after_sequence;
+    size_t i = 0;
+    while (i < r->commit_count && r->commits[i]->commit.sequence <= at)
+        i++;
+    for (;;) {
+        const struct damage *d = damage_of_commit(t->s, r, at);
+        const struct commit_entry *c = i < r->commit_count ? r->commits[i] : NULL;
+        if (!c && !d)
+            break;
         if (count == LIST_ITEMS_MAX || items.n > PAGE_BYTES_MAX) {
-            snprintf(next, sizeof next, "%" PRIu64, r->commits[i - 1]->commit.sequence);
+            snprintf(next, sizeof next, "%" PRIu64, at);
             break;
         }
-        commit_item(r->commits[i], &items);
+        if (d && (!c || d->sequence < c->commit.sequence)) {
+            at = d->sequence;
+            damaged_item(d, &items);
+        } else {
+            at = c->commit.sequence;
+            commit_item(c, &items);
+            i++;
+        }
         count++;
     }
     if (m.with_pending && next[0] == 0)
@@ -74,7 +97,15 @@ static struct commit_entry *commit_selected(const struct run *r, unsigned select
 static void fail_not_selected(struct task *t, const struct msg_commit_get *m)
 {
     const char *what = t->run->record.kind == RUN_DATASET ? "version" : "checkpoint";
-    if (m->select == SELECT_STEP)
+    const struct damage *d = damage_of_commit(t->s, t->run, m->select == SELECT_SEQUENCE ? m->value - 1 : 0);
+    if (d && (m->select == SELECT_STEP || (m->select == SELECT_SEQUENCE && d->sequence == m->value)))
+        task_fail(t, d->why.class,
+                  "the commit record of sequence %" PRIu64
+                  " of %s could not be read (%s: %s), and no other %s fits; put the file back from a copy of "
+                  "the store "
+                  "and start larderd again",
+                  d->sequence, run_text(t->run), d->name, d->why.text, what);
+    else if (m->select == SELECT_STEP)
         task_fail(t, ERR_NOT_FOUND,
                   "%s has no committed checkpoint of step %" PRIu64
                   "; 'larder ckpt ls %s' shows what there is",
@@ -168,6 +199,11 @@ static void mark_gated(struct task *t)
     struct run *r = t->run;
     unsigned action = job->m.action;
     struct commit_entry *c = commit_by_sequence(r, job->m.sequence);
+    const struct damage *d = c ? NULL : damage_of_commit(t->s, r, job->m.sequence - 1);
+    if (d && d->sequence == job->m.sequence && action == MARK_ACTION_BAD) { /* as it is listed anyway */
+        task_end(t);
+        return;
+    }
     if (!c || r->destroying) {
         task_fail(t, ERR_NOT_FOUND, "%s has no commit with sequence %" PRIu64, run_text(r), job->m.sequence);
         return;

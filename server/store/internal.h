@@ -28,6 +28,7 @@
 #define PAGE_BYTES_MAX \
     (FRAME_CONTROL_BYTES_MAX - 16384u) /* items of one page; an item is smaller than the rest */
 #define FAILED_SAVES_MAX 8u            /* remembered of one run */
+#define DAMAGES_MAX      4096u         /* remembered for verify */
 #define CHECKS_MAX       3u            /* ranks asked to check one set */
 
 /* ---- map: 16-byte keys to pointers ---- */
@@ -207,6 +208,15 @@ struct segment {
     struct list waiting;   /* tasks */
 };
 
+/* An object that recovery could not use: verify tells of it for as long as the server runs. */
+struct damage {
+    struct list link;
+    uint64_t sequence; /* of a commit record, a pin or a mark; else 0 */
+    bool gone;         /* with its run */
+    char name[OBJECT_NAME_BYTES];
+    struct err why;
+};
+
 struct store {
     struct store_options o;
     struct record_store record;
@@ -217,6 +227,8 @@ struct store {
     struct list tenants;
     struct latch latch;
     uint64_t damaged;
+    struct list damages; /* the first DAMAGES_MAX of them */
+    uint32_t damages_kept;
     struct list tasks;    /* all; a task is on it until it ends */
     struct list ready;    /* tasks to be stepped */
     struct list finished; /* requests to be answered */
@@ -236,8 +248,14 @@ struct store {
 };
 
 void store_turn_read_only(struct store *s, const char *why);
-/* An object that is damaged or of an unknown version: logged, counted, skipped. */
+/* An object that is damaged or of an unknown version: logged, counted, kept in mind for verify, skipped. */
 void store_report_damaged(struct store *s, const char *name, const struct err *why);
+void damage_forget(struct store *s, const struct run *r); /* it was destroyed */
+/* The damaged commit record of the run with the least sequence above `above`; NULL: none. */
+const struct damage *damage_of_commit(const struct store *s, const struct run *r, uint64_t above);
+/* The record of a run that cannot be read; NULL: it can, or there is none. */
+const struct damage *damage_of_run(const struct tenant *t, const struct store *s, unsigned kind,
+                                   struct slice name);
 void store_turn_soon(struct store *s);
 
 /* Names of objects. */

@@ -233,7 +233,8 @@ void do_run_open(struct task *t)
         task_end(t);
         return;
     }
-    if (!m.create || run_by_name(t->tenant, m.kind, m.name)) {
+    if (!m.create || run_by_name(t->tenant, m.kind, m.name) ||
+        damage_of_run(t->tenant, t->s, m.kind, m.name)) {
         if (task_run_by_name(t, m.kind, m.name))
             run_open_reply(t, t->run, false);
         return;
@@ -353,6 +354,7 @@ static void destroy_record_removed(struct task *t)
         return;
     }
     log_info("run destroyed tenant=%s run=%s objects=%" PRIu64, t->op->tenant, run_text(t->run), d->removed);
+    damage_forget(t->s, t->run);
     run_forget(t->run);
     task_end(t);
 }

@@ -30,9 +30,10 @@ struct scrub {
     uint64_t *sequences; /* of the run */
     size_t sequence_count, sequence_at;
     uint32_t part_at;
-    bool again;       /* the step that failed is being done once more */
-    bool found;       /* damage in this segment */
-    uint64_t commits; /* looked at */
+    const struct list *damage_at; /* the last one told, from when the runs are done */
+    bool again;                   /* the step that failed is being done once more */
+    bool found;                   /* damage in this segment */
+    uint64_t commits;             /* looked at */
     struct commit_part part;
     task_step *after_item;
     uint64_t object_bytes;
@@ -92,7 +93,20 @@ static void tell(struct task *t)
     t->op->more(t->op);
 }
 
-/* Sends one item, then goes on with `next`. */
+static void send_item(struct task *t, const struct msg_scrub_item *m, task_step *next)
+{
+    struct scrub *x = t->own;
+    buf_free(&t->op->reply);
+    t->op->reply.max = FRAME_CONTROL_BYTES_MAX;
+    msg_scrub_item_encode(m, &t->op->reply);
+    x->after_item = next;
+    if (buf_end(&t->op->reply, "a finding", t->err) < 0)
+        task_end(t);
+    else
+        task_later(t, tell);
+}
+
+/* Tells of one object of a commit, then goes on with `next`. */
 static void item(struct task *t, uint32_t chunk, uint64_t offset, uint64_t bytes, const struct err *why,
                  task_step *next)
 {
@@ -114,13 +128,6 @@ static void item(struct task *t, uint32_t chunk, uint64_t offset, uint64_t bytes
         .class = why ? (uint32_t)why->class : 0,
         .text = slice_str(why ? why->text : ""),
     };
-    buf_free(&t->op->reply);
-    t->op->reply.max = FRAME_CONTROL_BYTES_MAX;
-    msg_scrub_item_encode(&m, &t->op->reply);
-    if (buf_end(&t->op->reply, "a finding", t->err) < 0) {
-        task_end(t);
-        return;
-    }
     if (why) {
         x->found = true;
         metric_add(METRIC_corrupt_found, 1);
@@ -129,8 +136,7 @@ static void item(struct task *t, uint32_t chunk, uint64_t offset, uint64_t bytes
                  t->io->name, c->commit.sequence, x->part_at, (int)chunk, offset, why->text);
     }
     x->again = false;
-    x->after_item = next;
-    task_later(t, tell);
+    send_item(t, &m, next);
 }
 
 void scrub_continue(struct task *t)
@@ -490,6 +496,55 @@ static bool take_sequences(struct scrub *x, const struct run *r)
     return x->sequences != NULL;
 }
 
+/* Does what recovery could not use belong to what is being verified? */
+static bool damage_is_ours(const struct task *t, const struct damage *d)
+{
+    const struct scrub *x = t->own;
+    char folder[OBJECT_NAME_BYTES];
+    size_t at = 0;
+    int n = snprintf(folder, sizeof folder, "t/%s/", t->tenant->record.name);
+    if (d->gone || strncmp(d->name, folder, (size_t)n) != 0 ||
+        (x->m.sequence && x->m.sequence != d->sequence))
+        return false;
+    for (const struct run *r; (r = map_next(&t->tenant->runs, &at));) {
+        name_of_folder(r, folder);
+        size_t len = strlen(folder);
+        if (strncmp(d->name, folder, len) != 0 || d->name[len] != '/')
+            continue;
+        bool named = x->m.name.n == 0 || slice_eq(x->m.name, slice_str(r->record.name));
+        bool listed = d->name[len + 1] == 'c' && commit_by_sequence(r, d->sequence); /* told of already */
+        return named && r->record.kind == x->m.kind && !listed;
+    }
+    return x->m.name.n == 0;
+}
+
+/* The runs are done: what recovery has skipped is told too, from memory, since no commit leads to it. */
+static void next_damage(struct task *t)
+{
+    struct scrub *x = t->own;
+    if (!scrub_goes_on(t))
+        return;
+    const struct list *head = &t->s->damages;
+    if (!x->damage_at)
+        x->damage_at = head;
+    for (const struct list *it = x->damage_at->next; it != head; it = it->next) {
+        const struct damage *d = container_of(it, struct damage, link);
+        x->damage_at = it;
+        if (!damage_is_ours(t, d))
+            continue;
+        struct msg_scrub_item m = {.object = slice_str(d->name),
+                                   .sequence = d->sequence,
+                                   .chunk = NOT_A_CHUNK,
+                                   .class = (uint32_t)d->why.class,
+                                   .text = slice_str(d->why.text)};
+        send_item(t, &m, next_damage);
+        return;
+    }
+    log_info("scrub done tenant=%s commits=%" PRIu64 " level=%u", t->op->tenant, x->commits, x->m.level);
+    buf_free(&t->op->reply);
+    task_end(t); /* the last frame is empty */
+}
+
 static void next_run(struct task *t)
 {
     struct scrub *x = t->own;
@@ -502,9 +557,7 @@ static void next_run(struct task *t)
     while (!r && x->run_at < x->run_count)
         r = run_by_id(t->tenant, &x->runs[x->run_at++]);
     if (!r) {
-        log_info("scrub done tenant=%s commits=%" PRIu64 " level=%u", t->op->tenant, x->commits, x->m.level);
-        buf_free(&t->op->reply);
-        task_end(t); /* the last frame is empty */
+        next_damage(t);
         return;
     }
     run_hold(t, r);

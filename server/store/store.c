@@ -135,6 +135,7 @@ void store_open(const struct store_options *o, struct store_opening *opening)
     s->turn.run = turn;
     s->idle_timer.fire = segments_idle;
     list_init(&s->tenants);
+    list_init(&s->damages);
     list_init(&s->tasks);
     list_init(&s->ready);
     list_init(&s->finished);
@@ -156,6 +157,8 @@ void store_free(struct store *s)
     for (struct list *it; (it = list_pop(&s->tenants));)
         tenant_free(container_of(it, struct tenant, link));
     map_free(&s->tenants_by_name);
+    for (struct list *it; (it = list_pop(&s->damages));)
+        free(container_of(it, struct damage, link));
     free(s);
 }
 

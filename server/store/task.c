@@ -262,11 +262,3 @@ void store_turn_read_only(struct store *s, const char *why)
         "reboot (or see larderd(8)), and start larderd again reason=\"%s\"",
         s->read_only_reason);
 }
-
-void store_report_damaged(struct store *s, const char *name, const struct err *why)
-{
-    s->damaged++;
-    metric_add(METRIC_corrupt_found, 1);
-    log_error("damaged object is skipped object=%s class=\"%s\" reason=\"%s\"", name,
-              err_class_name(why->class), why->text);
-}

@@ -276,6 +276,86 @@ def damage_largest(folder, size):
     return files[0]
 
 
+@pytest.fixture
+def damaged_record(own_server, tmp_path):
+    """Of a store with steps 1 and 2 of "run" and one of "other": flips a byte of a record of "run" while the server is
+    down; at the end puts it back, after which all is well again."""
+    content, undo = {"t": ("U8", [10], b"0123456789")}, []
+    write_safetensors(tmp_path / "a.safetensors", content)
+
+    def damage(pattern):
+        for step in (1, 2):
+            own_server.larder("ckpt", "save", "run", step, tmp_path / "a.safetensors")
+        victim, = (own_server.folder / "store/objects/t/dev").glob(pattern)
+        own_server.larder("ckpt", "save", "other", 1, tmp_path / "a.safetensors")
+        own_server.stop()
+        was = victim.read_bytes()
+        undo.append((victim, was))
+        victim.write_bytes(was[:40] + bytes([was[40] ^ 1]) + was[41:])
+        own_server.start()
+        own_server.larder("ckpt", "restore", "other", tmp_path / "other.safetensors")
+        return victim.name
+    yield damage
+    own_server.stop()
+    for victim, was in undo:
+        victim.write_bytes(was)
+    own_server.start()
+    assert own_server.json("ckpt", "verify", "--level", "scrub")["damaged"] == 0
+    own_server.larder("ckpt", "restore", "run", 2, tmp_path / "back.safetensors")
+    assert read_safetensors(tmp_path / "back.safetensors")[0] == content
+
+
+def findings(server, *words):
+    return json.loads(server.larder("ckpt", "verify", *words, "--json", status=DAMAGE).stdout)["findings"]
+
+
+def test_a_damaged_commit_record(own_server, damaged_record, tmp_path):
+    name = damaged_record("r/*/c-*2")
+    for level in ("structure", "scrub", "deep"):
+        found, = findings(own_server, "run", "--level", level)
+        assert (found["sequence"], found["class"], found["offset"]) == (2, "corrupt", 0) and name in str(found), level
+    assert name in own_server.larder("ckpt", "verify", "run", "--mark-bad", status=DAMAGE).stdout
+    assert [(c["step"], c["state"]) for c in own_server.json("ckpt", "ls", "run", "--committed")] \
+        == [(1, "good"), (None, "bad")]
+    assert name in own_server.larder("ckpt", "ls", "run").stdout
+    assert name in own_server.larder("ckpt", "restore", "run", 2, tmp_path / "o.safetensors", status=CORRUPT).stderr
+    own_server.larder("ckpt", "prune", "run", "--keep-last", 1, "--yes")
+    assert own_server.json("ckpt", "show", "run")["step"] == 1
+
+
+def test_a_damaged_key_envelope(own_server, damaged_record, tmp_path):
+    name = damaged_record("r/*/e-*")
+    found, = findings(own_server, "run", "--level", "structure")
+    assert found["object"].endswith(name) and found["class"] == "corrupt"
+    for words in (("show", "run"), ("restore", "run", tmp_path / "o.safetensors"), ("verify", "run", "--level", "deep"),
+                  ("save", "run", 3, tmp_path / "a.safetensors")):
+        assert "envelope(s) of run" in own_server.larder("ckpt", *words, status=CORRUPT).stderr
+    assert len(own_server.json("ckpt", "ls", "run")) == 2
+
+
+@pytest.mark.parametrize("pattern", ["r/*/a-*1", "n/c-*"])
+def test_another_damaged_record(own_server, damaged_record, tmp_path, pattern):
+    name = damaged_record(pattern)
+    assert name in [f["object"].rsplit("/")[-1] for f in findings(own_server)]
+    if pattern[0] == "n":
+        for words in (("show", "run"), ("ls", "run"), ("verify", "run"), ("save", "run", 3, tmp_path / "a.safetensors")):
+            assert name in own_server.larder("ckpt", *words, status=CORRUPT).stderr
+    else:
+        own_server.larder("ckpt", "restore", "run", 1, tmp_path / "o.safetensors")
+
+
+def test_damage_goes_with_its_run(own_server, tmp_path):
+    write_safetensors(tmp_path / "a.safetensors", {"t": ("U8", [1], b"x")})
+    own_server.larder("ckpt", "save", "run", 1, tmp_path / "a.safetensors")
+    own_server.stop()
+    victim, = (own_server.folder / "store/objects/t/dev").glob("r/*/c-*1")
+    victim.write_bytes(b"")
+    own_server.start()
+    assert findings(own_server)[0]["object"].endswith(victim.name)
+    own_server.larder("ckpt", "destroy", "run", "--yes")
+    assert own_server.json("ckpt", "verify")["damaged"] == 0 and not victim.exists()
+
+
 def test_damage_is_found_named_and_passed_over(own_server, tmp_path):
     small = {"t": ("U8", [10], b"0123456789")}
     big = {"w": ("U8", [3000000], random.Random(1).randbytes(3000000)), "t": ("U8", [10], b"0123456789")}

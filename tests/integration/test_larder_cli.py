@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import resource
+import subprocess
 
 import pytest
-from conftest import (CONFLICT, CORRUPT, DAMAGE, DENIED, KEY, MISSING, OK, OTHER, ROOT, SERVER, SPACE, USAGE, assert_sentence,
-                      closed_port, edited_credentials, run_larder)
+from conftest import (CONFLICT, CORRUPT, DAMAGE, DENIED, KEY, MISSING, OK, OTHER, ROOT, SERVER, SPACE, USAGE, LARDER, assert_sentence,
+                      closed_port, edited_credentials, run_larder, write_safetensors)
 
 HELP = run_larder("--help").stdout
 COMMANDS = [m.group(1) for m in re.finditer(r"^  ([a-z]+(?: [a-z]+)?)  +\S", HELP, re.M)]
@@ -84,6 +86,25 @@ def test_inputs_that_are_no_files(server, tmp_path):
         assert done.returncode == DENIED and "not a regular file" in done.stderr
         for words in (("dataset", "import", "odd", odd), ("ckpt", "save", "odd", 1, odd)):
             assert "not a regular file" in server.larder(*words, status=USAGE).stderr
+
+
+def test_a_limit_on_the_size_of_files(own_server, tmp_path):
+    """Beyond it the kernel would end a process by a signal: a restore fails with a sentence and leaves nothing, a server
+    fails the save and goes on."""
+    write_safetensors(tmp_path / "big.safetensors", {"t": ("U8", [3 << 20], os.urandom(3 << 20))})
+    own_server.larder("ckpt", "save", "run", 1, tmp_path / "big.safetensors")
+    limit = lambda pid, size: resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    env = dict(os.environ, LARDER_CREDENTIALS=str(own_server.credentials()))
+    (tmp_path / "out").mkdir()
+    done = subprocess.run([LARDER, "ckpt", "restore", "run", tmp_path / "out" / "o.safetensors"], env=env, text=True,
+                          capture_output=True, timeout=60, preexec_fn=lambda: limit(0, 1 << 20))
+    assert done.returncode == OTHER and "too large" in done.stderr
+    assert_sentence(done.stderr)
+    assert list((tmp_path / "out").iterdir()) == []
+    limit(own_server.process.pid, 1 << 20)
+    assert "too large" in own_server.larder("ckpt", "save", "run", 2, tmp_path / "big.safetensors", status=OTHER).stderr
+    limit(own_server.process.pid, resource.RLIM_INFINITY)
+    own_server.larder("ckpt", "save", "run", 2, tmp_path / "big.safetensors")
 
 
 def test_server_down(server, tmp_path):

@@ -324,6 +324,24 @@ static struct findings scrub(const char *name, uint64_t sequence, enum scrub_lev
     return scrub_kind(RUN_CHECKPOINTS, name, sequence, level);
 }
 
+static void what_recovery_skipped_is_told_of(void **state)
+{
+    (void)state;
+    save(10, 1);
+    save(20, 1);
+    rig_object_flip(&rig, rig_object(&rig, &run, "c-0000000000000002"), 60, 4);
+    store_rig_stop(&rig);
+    if (!store_rig_start(&rig))
+        fail_msg("%s", rig.err.text);
+    struct findings f = scrub(NAME, 0, SCRUB_STRUCTURE);
+    assert_int_equal(f.good, 1);
+    assert_int_equal(f.bad, 1);
+    assert_int_equal(f.sequence, 2);
+    assert_non_null(strstr(f.object, "c-0000000000000002"));
+    assert_int_equal(scrub("", 0, SCRUB_DATA).bad, 1);
+    assert_int_equal(scrub(NAME, 1, SCRUB_DATA).bad, 0);
+}
+
 static void a_good_store_is_all_good(void **state)
 {
     (void)state;
@@ -440,7 +458,8 @@ int main(void)
         ON_MEMORY(each_removal_looks_again),          ON_MEMORY(sequences_only_rise),
         ON_SIM(abandoned_parts_are_offered),          ON_MEMORY(a_good_store_is_all_good),
         ON_FOLDER(a_good_store_is_all_good),          ON_MEMORY(every_changed_byte_is_found),
-        ON_FOLDER(every_changed_byte_is_found),       ON_MEMORY(a_scrub_can_be_cancelled),
+        ON_FOLDER(every_changed_byte_is_found),       ON_FOLDER(what_recovery_skipped_is_told_of),
+        ON_MEMORY(a_scrub_can_be_cancelled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

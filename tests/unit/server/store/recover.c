@@ -109,6 +109,12 @@ static bool reason_is(uint64_t sequence, const char *text)
     return same;
 }
 
+static enum err_class get(enum commit_select select, uint64_t value)
+{
+    return once(ASK(&rig, OP_COMMIT_GET, commit_get, .kind = RUN_CHECKPOINTS, .name = slice_str(NAME),
+                    .select = (uint8_t)select, .value = value));
+}
+
 static void a_restart_changes_nothing(void **state)
 {
     (void)state;
@@ -196,8 +202,19 @@ static void a_damaged_commit_record_is_named_and_its_parts_stay(void **state)
     stats = restart();
     assert_int_equal(stats.damaged_objects, 1);
     assert_non_null(strstr(logged, "c-0000000000000002"));
-    assert_int_equal(commits(false, items), 1); /* the older one is offered */
+    assert_int_equal(commits(false, items), 2); /* the older one is offered, the damaged one not passed over */
     assert_int_equal(items[0].step, 10);
+    assert_int_equal(items[0].state, COMMIT_GOOD);
+    assert_int_equal(items[1].sequence, 2);
+    assert_int_equal(items[1].state, COMMIT_BAD);
+    assert_int_equal(items[1].world, 0);
+    assert_int_equal(get(SELECT_LATEST, 0), ERR_NONE);
+    assert_int_equal(get(SELECT_SEQUENCE, 1), ERR_NONE);
+    assert_int_equal(get(SELECT_SEQUENCE, 2), ERR_CORRUPT);
+    assert_int_equal(get(SELECT_SEQUENCE, 3), ERR_NOT_FOUND);
+    assert_int_equal(get(SELECT_STEP, 20), ERR_CORRUPT); /* it may be that one */
+    assert_int_equal(mark(2, MARK_ACTION_BAD, "found by a scrub"), ERR_NONE);
+    assert_int_equal(mark(2, MARK_ACTION_PIN, ""), ERR_NOT_FOUND);
     struct id newer = store_rig_id(&rig); /* nothing takes its parts away */
     assert_int_equal(rig_attempt(&rig, &run, &newer, 2, NULL), ERR_NONE);
     attempt = newer;
@@ -249,7 +266,10 @@ static void a_record_of_a_later_version_is_skipped_by_name(void **state)
     uint64_t sequence = 0;
     assert_int_equal(rig_save(&rig, &run, &attempt, 20, 1, &sequence, NULL), ERR_NONE);
     assert_int_equal(sequence, 8);
-    assert_int_equal(commits(false, items), 2);
+    assert_int_equal(commits(false, items), 3);
+    assert_int_equal(items[1].sequence, 7);
+    assert_int_equal(items[1].state, COMMIT_BAD);
+    assert_int_equal(get(SELECT_SEQUENCE, 7), ERR_VERSION);
     buf_free(&record);
 }
 
@@ -311,7 +331,7 @@ static void other_damage_does_not_stop_the_start(void **state)
     struct store_stats stats = restart();
     assert_int_equal(stats.damaged_objects, 3);
     assert_non_null(strstr(logged, name));
-    assert_int_equal(rig_run_open(&rig, RUN_DATASET, "tiles", false, &found), ERR_NOT_FOUND);
+    assert_int_equal(rig_run_open(&rig, RUN_DATASET, "tiles", false, &found), ERR_CORRUPT);
     assert_int_equal(rig_run_open(&rig, RUN_DATASET, "tiles", true, &found),
                      ERR_CORRUPT); /* not silently a new one */
     uint64_t number = 0;
