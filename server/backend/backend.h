@@ -61,8 +61,10 @@ void backend_read(struct backend *b, struct backend_op *op, const char *name, bo
                   void *p, size_t n);
 void backend_stat(struct backend *b, struct backend_op *op, const char *name, uint64_t *bytes);
 /* Last components directly below a prefix "a/b" ("": the top), folders and objects alike, sorted; a missing
- * prefix is an empty list. Complete or an error. A folder whose last object is removed goes with it, but may
- * be seen empty for a while, and again after a crash. The names are the caller's: loop_names_free. */
+ * prefix is an empty list. Complete or an error; what a writer lists has been made durable, since a writer
+ * killed before may have left names that only memory knows. A folder whose last object is removed goes with
+ * it, but may be seen empty for a while, and again after a crash. The names are the caller's:
+ * loop_names_free. */
 void backend_list(struct backend *b, struct backend_op *op, const char *prefix, struct loop_names *out);
 /* Durable when done. ERR_NOT_FOUND if absent. Reads that have begun finish; other instances may go on reading
  * through a cached descriptor, and hold the space, for up to 10 seconds of not using it. */

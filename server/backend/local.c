@@ -363,17 +363,48 @@ static void local_stat(struct backend_op *op, const char *name, uint64_t *bytes)
     loop_stat(op->backend->loop, &op->io, op->path[0], st);
 }
 
+static void list_end(struct backend_op *op)
+{
+    if (local_op(op)->status < 0)
+        loop_names_free(local_op(op)->out);
+    if (local_op(op)->status == -ENOENT) { /* it went with its last object meanwhile */
+        local_op(op)->status = 0;
+        err_clear(&op->err);
+    }
+    backend_end(op, local_op(op)->status);
+}
+
+static void list_synced(struct backend_op *op)
+{
+    if (local_op(op)->status < 0) {
+        list_end(op);
+        return;
+    }
+    *strrchr(op->path[1], '/') = '\0';
+    local_sync_folder(op, list_end); /* the folder's own name */
+}
+
+/* A writer that was killed between a link and the sync behind it leaves a name that only memory knows.
+ * Whoever writes next builds on what it lists, so what a writer lists is made durable first. */
 static void listed(struct io_op *io)
 {
     struct backend_op *op = container_of(io, struct backend_op, io);
-    if (io->result < 0 && io->result != -ENOENT && io->result != -ENOTDIR)
+    struct local *l = local_of(op);
+    bool absent = io->result == -ENOENT || io->result == -ENOTDIR;
+    if (io->result < 0 && !absent)
         local_fail(op, io->result, "listing");
-    backend_end(op, local_op(op)->status);
+    if (io->result < 0 || !l->writer || l->sync_failed) {
+        list_end(op);
+        return;
+    }
+    strcpy(op->path[1], op->path[0]);
+    local_sync_folder(op, list_synced);
 }
 
 static void local_list(struct backend_op *op, const char *prefix, struct loop_names *out)
 {
     local_object_path(op, prefix);
+    local_op(op)->out = out;
     op->io.done = listed;
     loop_list(op->backend->loop, &op->io, op->path[0], out);
 }

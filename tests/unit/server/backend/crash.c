@@ -8,6 +8,7 @@
  * writer out until the power has failed, also where the process that met them has ended in good order.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -312,6 +313,64 @@ static void a_failed_sync_outlives_its_process(void **state)
     assert_true(refused > 40 && opened_at_once > 10);
 }
 
+static void io_noted(struct io_op *io)
+{
+    (void)io;
+}
+
+static int64_t io_wait(struct world *w, struct io_op *io)
+{
+    run_on(w);
+    return io->result;
+}
+
+static size_t listed_in_k(struct world *w)
+{
+    struct loop_names names = {0};
+    w->op = (struct backend_op){.done = done};
+    backend_list(w->b, &w->op, "k", &names);
+    run_on(w);
+    assert_int_equal(w->op.result, 0);
+    size_t count = names.count;
+    loop_names_free(&names);
+    return count;
+}
+
+/* A writer killed between a link and the sync of its folder: once the next writer has listed the name, and so
+ * may build on it, a loss of power cannot take it. */
+static void what_a_writer_lists_is_durable(void **state)
+{
+    (void)state;
+    static const struct sim_faults quiet = {.lose_unsynced = true};
+    for (uint64_t seed = 1; seed <= 40; seed++) {
+        struct world w;
+        struct io_op io = {.done = io_noted};
+        world_open(&w, seed, &quiet);
+        run_on(&w);
+        close_backend(&w);
+        w.loop = sim_loop(w.sim, 0);
+        loop_mkdir(w.loop, &io, "store/objects/k", 0700);
+        assert_int_equal(io_wait(&w, &io), 0);
+        loop_open(w.loop, &io, "store/objects/k/x", O_CREAT | O_EXCL | O_RDWR, 0600);
+        int fd = (int)io_wait(&w, &io);
+        assert_true(fd >= 0);
+        loop_fdatasync(w.loop, &io, fd);
+        assert_int_equal(io_wait(&w, &io), 0);
+        loop_close(w.loop, &io, fd);
+        assert_int_equal(io_wait(&w, &io), 0);
+        loop_destroy(w.loop);
+        reopen(&w);
+        assert_int_equal(listed_in_k(&w), 1);
+        sim_set_faults(w.sim, &quiet);
+        sim_crash(w.sim, 0);
+        run_on(&w);
+        close_backend(&w);
+        reopen(&w);
+        assert_int_equal(listed_in_k(&w), 1);
+        world_close(&w);
+    }
+}
+
 /* Reads and writes that fail, and a full disk: errors are told, nothing is half there, the backend closes. */
 static void faults_of_the_disk(void **state)
 {
@@ -340,6 +399,7 @@ int main(void)
         cmocka_unit_test(what_was_acknowledged_survives),
         cmocka_unit_test(failed_syncs_are_told),
         cmocka_unit_test(a_failed_sync_outlives_its_process),
+        cmocka_unit_test(what_a_writer_lists_is_durable),
         cmocka_unit_test(faults_of_the_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
