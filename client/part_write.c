@@ -30,6 +30,15 @@ struct sealed {
     uint32_t number, resends;
     struct chunk_entry entry;
     uint8_t *bytes;
+    size_t room; /* at bytes */
+};
+
+/* Memory for sealed chunks is used again and again: taking it afresh would fault in every page of it. */
+#define SPARES_MAX  8u
+#define SPARE_ROUND ((size_t)256 << 10)
+struct spare {
+    uint8_t *p;
+    size_t room;
 };
 
 struct part_writer {
@@ -53,7 +62,9 @@ struct part_writer {
     uint32_t alive;         /* sealed chunks in memory that were placed */
     uint64_t in_flight;     /* their bytes */
     struct list lost;       /* to be sent again */
-    bool resuming;          /* segment_create is under way again */
+    struct spare spares[SPARES_MAX];
+    unsigned spare_count;
+    bool resuming; /* segment_create is under way again */
     struct call resume;
     uint64_t give_up_ms; /* of the losses, since the last answer */
     uint64_t plain_bytes, stored_bytes, sent_bytes;
@@ -96,12 +107,37 @@ static void sealed_free(struct sealed *s)
     free(s);
 }
 
+/* With the lock held. */
+static void sealed_spare(struct part_writer *w, struct sealed *s)
+{
+    if (s->bytes && w->spare_count < SPARES_MAX) {
+        w->spares[w->spare_count++] = (struct spare){s->bytes, s->room};
+        s->bytes = NULL;
+    }
+    sealed_free(s);
+}
+
+/* Memory for n sealed bytes; NULL: none. */
+static uint8_t *spare_take(struct part_writer *w, size_t n, size_t *room)
+{
+    struct spare found = {NULL, (n + SPARE_ROUND - 1) / SPARE_ROUND * SPARE_ROUND};
+    pthread_mutex_lock(&w->lock);
+    for (unsigned i = w->spare_count; !found.p && i-- > 0;)
+        if (w->spares[i].room >= n) {
+            found = w->spares[i];
+            w->spares[i] = w->spares[--w->spare_count];
+        }
+    pthread_mutex_unlock(&w->lock);
+    *room = found.room;
+    return found.p ? found.p : malloc(found.room);
+}
+
 /* With the lock held: a placed chunk leaves memory. */
 static void chunk_gone(struct part_writer *w, struct sealed *s)
 {
     w->alive--;
     w->in_flight -= s->entry.stored_bytes;
-    sealed_free(s);
+    sealed_spare(w, s);
     pthread_cond_broadcast(&w->changed);
 }
 
@@ -366,7 +402,7 @@ static int seal_one(struct part_writer *w, struct part_scratch *sc, struct seale
     if (rc < 0 || codec == CODEC_ZERO)
         return rc;
     c->stored_bytes = (uint32_t)payload + TAG_BYTES;
-    s->bytes = malloc(c->stored_bytes);
+    s->bytes = spare_take(w, c->stored_bytes, &s->room);
     if (!s->bytes)
         return err_set(e, ERR_NO_MEMORY, "no memory for a chunk of %u bytes", c->stored_bytes);
     rc = seal_chunk(w->seal, sc->seal, s->number, c->plain_bytes, codec, (enum dtype)c->dtype, sc->bytes,
@@ -618,6 +654,8 @@ static void writer_release(struct part_writer *w)
         for (uint32_t i = 0; i < w->o.chunks; i++)
             if (w->parked[i])
                 sealed_free(w->parked[i]);
+    while (w->spare_count > 0)
+        free(w->spares[--w->spare_count].p);
     seal_free(w->seal);
     free(w->entries);
     free(w->plain_hashes);

@@ -41,7 +41,7 @@ struct rank_result {
     double describe_s[ROUNDS_MAX];                     /* begin and all tensors, before the round begins */
     double stall_s[ROUNDS_MAX], durable_s[ROUNDS_MAX]; /* since the round's begin */
     double begun_s, restored_s;                        /* by the machine's clock */
-    double memcpy_s, cpu_s;
+    double memcpy_s, memcpy_cpu_s, cpu_s;
     uint64_t plain, stored, fetched, peak_rss;
     char path[128];
     int status;
@@ -131,7 +131,9 @@ static int one_save(const struct bench_job *j, struct larder *c, uint64_t rank, 
     o.compression = j->compression;
     o.join_timeout_ms = RANK_WAIT_MS;
     memcpy(o.attempt, j->attempt, sizeof o.attempt);
+    double cpu = cpu_now_s();
     memcpy_measure(j, s, &r->memcpy_s); /* beside the stall that it is compared with */
+    r->memcpy_cpu_s += cpu_now_s() - cpu;
     double began = clock_now_s();
     int status = larder_save_begin(c, &o, &save, e);
     for (size_t i = 0; status == 0 && i < s->tensors; i++) {
@@ -237,9 +239,10 @@ static int rank_run(const struct bench_job *j, struct board *b, uint64_t rank)
         pthread_barrier_wait(&b->barrier); /* the parent forgets pages between these two */
         pthread_barrier_wait(&b->barrier);
         cpu = cpu_now_s();
+        r->memcpy_cpu_s = 0;
         status = one_restore(j, c, rank, &s, b, &e);
     }
-    r->cpu_s = cpu_now_s() - cpu;
+    r->cpu_s = cpu_now_s() - cpu - r->memcpy_cpu_s;
     if (getrusage(RUSAGE_SELF, &usage) == 0)
         r->peak_rss = (uint64_t)usage.ru_maxrss * 1024;
     if (status < 0)
