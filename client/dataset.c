@@ -50,26 +50,31 @@ size_t larder_dataset_shards(struct larder_dataset *d)
     return d->table.count;
 }
 
-int larder_dataset_shard(struct larder_dataset *d, size_t i, struct larder_shard_info *out)
+int larder_dataset_shard(struct larder_dataset *d, size_t i, struct larder_shard_info *out,
+                         struct larder_error *error)
 {
-    int rc = client_enter(d->client, NULL);
+    struct err e;
+    err_clear(&e);
+    int rc = client_enter(d->client, &e);
+    if (rc == 0 && i >= d->table.count)
+        rc = err_set(&e, ERR_NOT_FOUND, "dataset \"%s\" has %u shards, numbered from 0; there is no %zu",
+                     d->name, d->table.count, i);
     if (rc < 0)
-        return rc;
-    if (i >= d->table.count)
-        return -ENOENT;
+        return client_leave(rc, &e, error);
     const struct shard *s = &d->table.shards[i];
     pthread_mutex_lock(&d->lock);
     bool known = s->samples != SAMPLES_UNKNOWN;
     pthread_mutex_unlock(&d->lock);
+    *out = (struct larder_shard_info){.name = s->name, .bytes = s->bytes};
     if (!known) {
         struct dataset_view *v;
-        rc = dataset_view_get(d, (uint32_t)i, true, &v, NULL);
-        if (rc < 0)
-            return rc;
-        dataset_view_put(d, v);
+        rc = dataset_view_get(d, (uint32_t)i, true, &v, &e);
+        if (rc == 0)
+            dataset_view_put(d, v);
     }
-    *out = (struct larder_shard_info){.name = s->name, .bytes = s->bytes, .samples = s->samples};
-    return 0;
+    if (rc == 0)
+        out->samples = s->samples;
+    return client_leave(rc, &e, error);
 }
 
 /* What one call of larder_dataset_read wants: [offset, offset + n) of the shard of v. */

@@ -400,7 +400,10 @@ LARDER_API int larder_dataset_open(struct larder *c, const char *dataset, uint64
                                    struct larder_dataset **out, struct larder_error *e);
 LARDER_API uint64_t larder_dataset_version(struct larder_dataset *d);
 LARDER_API size_t larder_dataset_shards(struct larder_dataset *d);
-LARDER_API int larder_dataset_shard(struct larder_dataset *d, size_t i, struct larder_shard_info *out);
+/* Fails where the samples of a published shard cannot be found (its file is cut, damaged, or was changed);
+ * *out has its name and bytes also then, and 0 samples. */
+LARDER_API int larder_dataset_shard(struct larder_dataset *d, size_t i, struct larder_shard_info *out,
+                                    struct larder_error *e);
 /* Bytes of a shard, verified and decrypted; returns how many (fewer only at its end). */
 LARDER_API int64_t larder_dataset_read(struct larder_dataset *d, size_t shard, uint64_t offset, void *p,
                                        size_t n, struct larder_error *e);

@@ -178,18 +178,23 @@ static int one_version(void *arg, const struct larder_commit_info *i)
     return 0;
 }
 
-static json_t *shards_json(struct larder_dataset *d, uint64_t *samples, uint64_t *bytes)
+/* All shards; those whose samples cannot be found with null for their number. *status: an exit code if there
+ * are any, after telling why. */
+static json_t *shards_json(struct larder_dataset *d, uint64_t *samples, uint64_t *bytes, int *status)
 {
+    struct larder_error e = {0};
     json_t *list = json_array();
     *samples = *bytes = 0;
     for (size_t i = 0; i < larder_dataset_shards(d); i++) {
-        struct larder_shard_info s;
-        if (larder_dataset_shard(d, i, &s) < 0)
-            continue;
+        struct larder_shard_info s = {.name = ""};
+        bool found = larder_dataset_shard(d, i, &s, &e) == 0;
+        if (!found)
+            *status = fail(&e);
         *samples += s.samples;
         *bytes += s.bytes;
-        json_array_append_new(list, json_pack("{s:s,s:I,s:I}", "name", s.name, "bytes", (json_int_t)s.bytes,
-                                              "samples", (json_int_t)s.samples));
+        json_array_append_new(list, json_pack("{s:s,s:I,s:o}", "name", s.name, "bytes", (json_int_t)s.bytes,
+                                              "samples",
+                                              found ? json_integer((json_int_t)s.samples) : json_null()));
     }
     return list;
 }
@@ -228,8 +233,9 @@ static void shards_table(const json_t *shards)
     table_begin(&t, heads, 3);
     json_array_foreach(shards, i, s)
     {
-        table_row(&t, json_string_value(json_object_get(s, "name")), number_text(whole_of(s, "samples")).s,
-                  size_text(whole_of(s, "bytes")).s);
+        bool found = !json_is_null(json_object_get(s, "samples"));
+        table_row(&t, json_string_value(json_object_get(s, "name")),
+                  found ? number_text(whole_of(s, "samples")).s : "?", size_text(whole_of(s, "bytes")).s);
     }
     table_end(&t);
 }
@@ -249,10 +255,11 @@ static int list_one(struct larder *c, const char *name, uint64_t version, bool j
     int listed = larder_commit_list(c, LARDER_DATASETS, name, 0, one_version, versions, &e);
     if (listed < 0 && e.kind != LARDER_NOT_FOUND && e.kind != LARDER_UNSUPPORTED && e.kind != LARDER_INVALID)
         status = fail(&e);
-    json_t *shards = shards_json(d, &samples, &bytes);
+    int unfound = STATUS_OK;
+    json_t *shards = shards_json(d, &samples, &bytes, &unfound);
     if (status == STATUS_OK && json) {
-        status = json_print(json_pack("{s:s,s:I,s:I,s:I,s:O,s:O}", "dataset", name, "version",
-                                      (json_int_t)larder_dataset_version(d), "samples", (json_int_t)samples,
+        status = json_print(json_pack("{s:s,s:o,s:I,s:I,s:O,s:O}", "dataset", name, "version",
+                                      json_u64(larder_dataset_version(d)), "samples", (json_int_t)samples,
                                       "bytes", (json_int_t)bytes, "shards", shards, "versions", versions));
     } else if (status == STATUS_OK) {
         versions_table(versions, client_now_ns(c));
@@ -260,6 +267,8 @@ static int list_one(struct larder *c, const char *name, uint64_t version, bool j
                larder_dataset_version(d), json_array_size(shards), samples, size_text(bytes).s);
         shards_table(shards);
     }
+    if (status == STATUS_OK)
+        status = unfound;
     json_decref(shards);
     json_decref(versions);
     larder_dataset_close(d);
@@ -369,10 +378,13 @@ static int cat_run(const struct command *cmd, int argc, char **argv)
         return status;
     if (larder_dataset_open(c, argv[0], version, &d, &e) < 0)
         return client_close(c, fail(&e));
-    struct larder_shard_info s;
+    struct larder_shard_info s = {.name = ""};
     size_t i = 0, shards = larder_dataset_shards(d);
-    while (i < shards && (larder_dataset_shard(d, i, &s) < 0 || strcmp(s.name, argv[1]) != 0))
-        i++;
+    for (; i < shards; i++) { /* its bytes can be read even if its samples cannot be found */
+        (void)larder_dataset_shard(d, i, &s, NULL);
+        if (strcmp(s.name, argv[1]) == 0)
+            break;
+    }
     if (i == shards) {
         struct text_long shard = name_text(argv[1]);
         status = fail_with(STATUS_MISSING,

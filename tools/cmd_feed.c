@@ -20,7 +20,7 @@ static json_t *places_json(struct order *o, const struct asked *a, uint64_t samp
     for (uint64_t i = a->from; i < samples && i - a->from < a->count; i++) {
         struct order_place p = order_at(o, a->epoch * samples + i);
         struct larder_shard_info s = {.name = ""};
-        (void)larder_dataset_shard(d, p.shard, &s);
+        (void)larder_dataset_shard(d, p.shard, &s, NULL);
         json_array_append_new(list,
                               json_pack("{s:I,s:I,s:s,s:I}", "position", (json_int_t)i, "shard",
                                         (json_int_t)p.shard, "name", s.name, "sample", (json_int_t)p.sample));
@@ -54,8 +54,12 @@ static int show_order(struct larder_dataset *d, const char *name, const struct a
     int status = STATUS_OK;
     for (size_t i = 0; i < shards; i++) {
         struct larder_shard_info s;
-        if (larder_dataset_shard(d, i, &s) == 0)
-            counts[i] = s.samples;
+        struct larder_error le = {0};
+        if (larder_dataset_shard(d, i, &s, &le) < 0) {
+            free(counts);
+            return fail(&le);
+        }
+        counts[i] = s.samples;
     }
     uint32_t window = a->sequential ? 0 : a->window ? (uint32_t)a->window : WINDOW_SHARDS;
     uint64_t end;
@@ -69,8 +73,8 @@ static int show_order(struct larder_dataset *d, const char *name, const struct a
                     name_text(name).s, order_samples(o) - 1, a->from);
         json_t *places = places_json(o, a, order_samples(o), d);
         if (json)
-            status = json_print(json_pack("{s:s,s:I,s:o,s:o,s:I,s:O}", "dataset", name, "version",
-                                          (json_int_t)larder_dataset_version(d), "seed", json_u64(a->seed),
+            status = json_print(json_pack("{s:s,s:o,s:o,s:o,s:I,s:O}", "dataset", name, "version",
+                                          json_u64(larder_dataset_version(d)), "seed", json_u64(a->seed),
                                           "epoch", json_u64(a->epoch), "samples",
                                           (json_int_t)order_samples(o), "order", places));
         else

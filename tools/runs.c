@@ -71,7 +71,7 @@ int runs_list(struct larder *c, enum larder_kind kind, bool json)
     } else if (status == STATUS_OK && t.cells == 0) {
         fprintf(stderr, "no %s yet\n", l.datasets ? "datasets" : "checkpoints");
         table_end(&t);
-    } else if (status == STATUS_OK) {
+    } else if (t.cells) { /* what was listed before the list failed, too */
         table_end(&t);
     }
     return status;

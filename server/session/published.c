@@ -176,7 +176,8 @@ static void scan_stat(struct io_op *op)
     struct scan *s = container_of(op, struct scan, op);
     struct pubversion *v = s->building;
     const char *name = s->names.names[s->next++];
-    if (op->result == -ENOENT) { /* gone between listing and looking: as if it had not been there */
+    if (op->result == -ENOENT ||
+        op->result == -ELOOP) { /* gone between listing and looking, or a link to nothing */
         scan_next(s);
         return;
     }
@@ -235,6 +236,8 @@ static void scan_listed(struct io_op *op)
     struct scan *s = container_of(op, struct scan, op);
     if (op->result < 0) {
         err_sys(&s->err, (int)-op->result, "published directory %s: listing %s", s->dir->name, s->dir->path);
+        if (s->err.class == ERR_NOT_FOUND) /* the dataset is there, its folder is not */
+            s->err.class = ERR_IO, s->err.errnum = EIO;
         scan_end(s);
         return;
     }

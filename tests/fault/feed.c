@@ -205,7 +205,7 @@ static void reads_come_back_as_they_went(void **state)
             const struct buf *file = &w->corpus.files[i];
             struct larder_shard_info info;
             uint8_t *p = malloc(file->n);
-            assert_int_equal(larder_dataset_shard(d, i, &info), 0);
+            assert_int_equal(larder_dataset_shard(d, i, &info, NULL), 0);
             assert_string_equal(info.name, w->corpus.names[i]);
             assert_int_equal(info.samples, w->corpus.counts[i]);
             assert_int_equal(larder_dataset_read(d, i, 0, p, file->n, &e), (int64_t)file->n);
@@ -297,7 +297,7 @@ static void many_shards_join(void **state)
     struct larder_shard_info info;
     assert_int_equal(larder_dataset_open(c, "many", 1, &d, &e), 0);
     assert_int_equal(larder_dataset_shards(d), 150);
-    assert_int_equal(larder_dataset_shard(d, 149, &info), 0);
+    assert_int_equal(larder_dataset_shard(d, 149, &info, NULL), 0);
     assert_string_equal(info.name, "shard-149.tar");
     larder_dataset_close(d);
     close_client(c);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """larder dataset and larder feed: import, list, read back, order, and archives that are not whole."""
 import io
+import json
 import os
 import random
 import tarfile
@@ -96,6 +97,38 @@ def test_prune_speaks_of_versions(server, shards):
     assert plan["dataset"] == "two" and [(i["version"], i["remove"]) for i in plan["items"]] == [(1, True), (2, False)]
     head = server.larder("dataset", "prune", "two", "--keep-last", 1).stdout.splitlines()[0].split()
     assert head == ["VERSION", "STORED", "AGE", "ACTION", "WHY"]
+
+
+def publish(server, folder):
+    with open(server.folder / "larderd.conf", "a") as conf:
+        conf.write(f"\n[publish texts]\npath = {folder}\ntenant = dev\n")
+    server.stop()
+    server.start()
+
+
+def test_published_shards_that_are_damaged(own_server, tmp_path):
+    """Each is listed and named, nothing is fed as if it were whole; links to nothing are no shards."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    make_tar(folder / "a.tar", [("k", {"txt": b"x" * 2000})])
+    whole = (folder / "a.tar").read_bytes()
+    (folder / "gone").symlink_to("nowhere")
+    (folder / "loop").symlink_to("loop")
+    publish(own_server, folder)
+    assert [s["name"] for s in own_server.json("dataset", "ls", "texts")["shards"]] == ["a.tar"]
+    (folder / "cut.tar").write_bytes(whole[:1000])
+    done = own_server.larder("dataset", "ls", "texts", "--json", status=CORRUPT)
+    assert "cut.tar" in done.stderr and "offset 1000" in done.stderr
+    listed = json.loads(done.stdout)
+    assert [(s["name"], s["samples"]) for s in listed["shards"]] == [("a.tar", 1), ("cut.tar", None)]
+    assert "cut.tar" in own_server.larder("dataset", "ls", "texts", status=CORRUPT).stdout
+    assert "cut.tar" in own_server.larder("feed", "order", "texts", status=CORRUPT).stderr
+    assert own_server.larder("dataset", "cat", "texts", "cut.tar", binary=True).stdout == whole[:1000]
+    folder.rename(tmp_path / "away")
+    own_server.larder("dataset", "import", "other", tmp_path / "away" / "a.tar")
+    done = own_server.larder("dataset", "ls", status=OTHER)
+    assert "other" in done.stdout and str(folder) in done.stderr
+    assert str(folder) in own_server.larder("dataset", "ls", "texts", status=OTHER).stderr
 
 
 def test_published(own_server, shards, tmp_path):

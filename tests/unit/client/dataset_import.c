@@ -137,14 +137,14 @@ static void many_shards_come_back_as_they_went(void **state)
     assert_int_equal(larder_dataset_shards(d), 130);
     for (size_t i = 0; i < 130; i++) {
         struct larder_shard_info info;
-        assert_int_equal(larder_dataset_shard(d, i, &info), 0);
+        assert_int_equal(larder_dataset_shard(d, i, &info, NULL), 0);
         assert_string_equal(info.name, c.names[i]);
         assert_int_equal(info.bytes, c.files[i].n);
         assert_int_equal(info.samples, c.counts[i]);
         if (i % 13 == 0)
             assert_same(d, i, &c.files[i], 1000);
     }
-    assert_int_equal(larder_dataset_shard(d, 130, &(struct larder_shard_info){0}), -ENOENT);
+    assert_int_equal(larder_dataset_shard(d, 130, &(struct larder_shard_info){0}, NULL), -ENOENT);
     larder_dataset_close(d);
 
     import(&w, "set", paths, LARDER_SHARD_AUTO, &version); /* again: a new version, the old one stays */

@@ -512,7 +512,7 @@ static void reads_shards_in_place(void **state)
     for (size_t i = 0; i < 3; i++) {
         struct larder_shard_info info;
         const struct buf *file = &w.corpus.files[i];
-        assert_int_equal(larder_dataset_shard(d, i, &info), 0);
+        assert_int_equal(larder_dataset_shard(d, i, &info, NULL), 0);
         assert_string_equal(info.name, w.corpus.names[i]);
         assert_int_equal(info.bytes, file->n);
         assert_int_equal(info.samples, w.corpus.counts[i]);
