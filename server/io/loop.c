@@ -245,6 +245,18 @@ void loop_send(struct loop *l, struct io_op *op, int fd, const void *p, size_t n
     submit_transfer(l, op, IO_SEND, fd, (void *)(uintptr_t)p, n, 0);
 }
 
+void loop_send_parts(struct loop *l, struct io_op *op, int fd, struct loop_parts *parts)
+{
+    struct io_req *r = begin(l, op, IO_SEND_PARTS);
+    check(fd >= 0 && parts->count > 0 && parts->count <= LOOP_PARTS_MAX);
+    parts->first = 0;
+    for (unsigned i = 0; i < parts->count; i++)
+        check(parts->part[i].iov_len > 0 && !__builtin_add_overflow(r->n, parts->part[i].iov_len, &r->n));
+    r->fd = fd;
+    r->out = parts;
+    submit(l, op);
+}
+
 void loop_shutdown(struct loop *l, int fd)
 {
     l->ops->shutdown(l, fd);

@@ -20,7 +20,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/socket.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #include "format/base/err.h"
 #include "format/base/list.h"
@@ -93,6 +95,16 @@ void loop_connect(struct loop *l, struct io_op *op, const char *host,
 void loop_recv(struct loop *l, struct io_op *op, int fd, void *p,
                size_t n); /* result: bytes, 0 at the end of the stream */
 void loop_send(struct loop *l, struct io_op *op, int fd, const void *p, size_t n); /* all n, or an error */
+/* Several pieces of memory one behind the other, as one send. The array is changed as it goes. */
+#define LOOP_PARTS_MAX 16
+struct loop_parts {
+    struct iovec part[LOOP_PARTS_MAX];
+    unsigned count;
+    /* Private. */
+    unsigned first;
+    struct msghdr message;
+};
+void loop_send_parts(struct loop *l, struct io_op *op, int fd, struct loop_parts *parts);
 /* Ends both directions: pending recv and send on the fd complete soon. Immediate; errors are ignored. */
 void loop_shutdown(struct loop *l, int fd);
 void loop_peer(struct loop *l, int fd, char *out, size_t size); /* "address:port", for the log */

@@ -108,6 +108,7 @@ static int64_t try_once(struct io_req *q)
     case IO_ACCEPT: got = accept4(q->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK); break;
     case IO_RECV: got = recv(q->fd, p, bytes, MSG_DONTWAIT); break;
     case IO_SEND: got = send(q->fd, p, bytes, MSG_DONTWAIT | MSG_NOSIGNAL); break;
+    case IO_SEND_PARTS: got = sendmsg(q->fd, io_parts(q), MSG_DONTWAIT | MSG_NOSIGNAL); break;
     default: return try_connect(q);
     }
     return got < 0 ? -errno : got;

@@ -17,8 +17,9 @@
 const char *io_code_name(enum io_code code)
 {
     static const char *const names[IO_CODE_COUNT] = {
-        "open",   "read",  "write", "fdatasync", "fsync", "allocate", "truncate", "close", "link",
-        "unlink", "rmdir", "mkdir", "stat",      "list",  "accept",   "connect",  "recv",  "send",
+        "open",   "read",    "write",  "fdatasync", "fsync",      "allocate", "truncate",
+        "close",  "link",    "unlink", "rmdir",     "mkdir",      "stat",     "list",
+        "accept", "connect", "recv",   "send",      "send_parts",
     };
     return (unsigned)code < IO_CODE_COUNT ? names[code] : "unknown";
 }
@@ -32,6 +33,23 @@ size_t io_resume(const struct io_req *r, size_t *bytes)
     }
     *bytes = r->n - start < ATTEMPT_BYTES_MAX ? r->n - start : ATTEMPT_BYTES_MAX;
     return start;
+}
+
+struct msghdr *io_parts(struct io_req *r)
+{
+    struct loop_parts *p = r->out;
+    for (size_t skip = r->done - (size_t)r->offset; skip > 0;) {
+        struct iovec *v = &p->part[p->first];
+        size_t n = skip < v->iov_len ? skip : v->iov_len;
+        v->iov_base = (uint8_t *)v->iov_base + n;
+        v->iov_len -= n;
+        skip -= n;
+        if (v->iov_len == 0)
+            p->first++;
+    }
+    r->offset = r->done;
+    p->message = (struct msghdr){.msg_iov = p->part + p->first, .msg_iovlen = p->count - p->first};
+    return &p->message;
 }
 
 /* A transfer got `got` bytes: 0 or more. An attempt that starts again on a block border and reaches less than
@@ -70,7 +88,8 @@ bool io_settle(struct io_op *op, int64_t result)
             return false;
         result = -ECANCELED;
     }
-    if (result >= 0 && (r->code == IO_READ || r->code == IO_WRITE || r->code == IO_SEND)) {
+    if (result >= 0 &&
+        (r->code == IO_READ || r->code == IO_WRITE || r->code == IO_SEND || r->code == IO_SEND_PARTS)) {
         if (settle_transfer(op, (size_t)result))
             return true;
         if (!r->cancelled)

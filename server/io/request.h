@@ -34,6 +34,7 @@ enum io_code {
     IO_CONNECT,
     IO_RECV,
     IO_SEND,
+    IO_SEND_PARTS,
     IO_CODE_COUNT
 };
 
@@ -53,11 +54,11 @@ struct io_req {
     int32_t fd;
     int32_t flags;
     uint32_t mode;   /* of open and mkdir; of a transfer: attempts that fell behind */
-    uint64_t offset; /* of a transfer; the length for allocate and truncate */
+    uint64_t offset; /* of a transfer; the length for allocate and truncate; bytes taken off the parts */
     size_t n, done;  /* bytes asked, bytes transferred */
     void *p;
     const char *path, *path2; /* connect: host and port */
-    void *out;                /* struct loop_stat or loop_names */
+    void *out;                /* struct loop_stat, loop_names or loop_parts */
     void *aux;                /* the implementation's, freed by it */
     struct {
         uint32_t length;
@@ -75,13 +76,15 @@ static inline struct io_req *io_req(struct io_op *op)
 const char *io_code_name(enum io_code code);
 static inline bool io_is_socket(enum io_code code)
 {
-    return code >= IO_ACCEPT && code <= IO_SEND;
+    return code >= IO_ACCEPT && code <= IO_SEND_PARTS;
 }
 
 /* Offset within the request at which the next attempt starts, and its bytes (at most 1 GiB). Transfers on
  * files start on a block border even if the last attempt ended inside a block, so that descriptors opened
  * with O_DIRECT can go on: at most one block is read or written twice, with the same bytes. */
 size_t io_resume(const struct io_req *r, size_t *bytes);
+/* What is left to be sent of a request with parts. */
+struct msghdr *io_parts(struct io_req *r);
 /* Takes one attempt's result. True: op->result is final. False: make another attempt. */
 must_check bool io_settle(struct io_op *op, int64_t result);
 

@@ -42,12 +42,13 @@ struct ring {
 };
 
 static const uint8_t opcodes[IO_CODE_COUNT] = {
-    [IO_OPEN] = IORING_OP_OPENAT,     [IO_READ] = IORING_OP_READ,      [IO_WRITE] = IORING_OP_WRITE,
-    [IO_FDATASYNC] = IORING_OP_FSYNC, [IO_FSYNC] = IORING_OP_FSYNC,    [IO_ALLOCATE] = IORING_OP_FALLOCATE,
-    [IO_TRUNCATE] = IORING_OP_NOP,    [IO_CLOSE] = IORING_OP_CLOSE,    [IO_LINK] = IORING_OP_LINKAT,
-    [IO_UNLINK] = IORING_OP_UNLINKAT, [IO_RMDIR] = IORING_OP_UNLINKAT, [IO_MKDIR] = IORING_OP_MKDIRAT,
-    [IO_STAT] = IORING_OP_STATX,      [IO_LIST] = IORING_OP_NOP,       [IO_ACCEPT] = IORING_OP_ACCEPT,
-    [IO_CONNECT] = IORING_OP_CONNECT, [IO_RECV] = IORING_OP_RECV,      [IO_SEND] = IORING_OP_SEND,
+    [IO_OPEN] = IORING_OP_OPENAT,        [IO_READ] = IORING_OP_READ,      [IO_WRITE] = IORING_OP_WRITE,
+    [IO_FDATASYNC] = IORING_OP_FSYNC,    [IO_FSYNC] = IORING_OP_FSYNC,    [IO_ALLOCATE] = IORING_OP_FALLOCATE,
+    [IO_TRUNCATE] = IORING_OP_NOP,       [IO_CLOSE] = IORING_OP_CLOSE,    [IO_LINK] = IORING_OP_LINKAT,
+    [IO_UNLINK] = IORING_OP_UNLINKAT,    [IO_RMDIR] = IORING_OP_UNLINKAT, [IO_MKDIR] = IORING_OP_MKDIRAT,
+    [IO_STAT] = IORING_OP_STATX,         [IO_LIST] = IORING_OP_NOP,       [IO_ACCEPT] = IORING_OP_ACCEPT,
+    [IO_CONNECT] = IORING_OP_CONNECT,    [IO_RECV] = IORING_OP_RECV,      [IO_SEND] = IORING_OP_SEND,
+    [IO_SEND_PARTS] = IORING_OP_SENDMSG,
 };
 
 static struct ring *ring_of(struct loop *l)
@@ -92,6 +93,7 @@ static void prepare(struct io_uring_sqe *sqe, struct io_req *q)
     case IO_MKDIR: io_uring_prep_mkdirat(sqe, AT_FDCWD, q->path, (mode_t)q->mode); break;
     case IO_STAT: io_uring_prep_statx(sqe, AT_FDCWD, q->path, 0, STATX_BASIC_STATS, q->aux); break;
     case IO_ACCEPT: io_uring_prep_accept(sqe, q->fd, NULL, NULL, SOCK_CLOEXEC); break;
+    case IO_SEND_PARTS: io_uring_prep_sendmsg(sqe, q->fd, io_parts(q), MSG_NOSIGNAL); break;
     case IO_CONNECT:
         io_uring_prep_connect(sqe, q->fd, (struct sockaddr *)q->addr.bytes, q->addr.length);
         break;

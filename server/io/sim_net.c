@@ -244,6 +244,16 @@ static void wake_receivers(struct sim *s, struct endpoint *ep)
     }
 }
 
+/* The next bytes of a send, at most n of them. */
+static const uint8_t *next_bytes(struct io_req *r, size_t *n)
+{
+    if (r->code == IO_SEND)
+        return (uint8_t *)r->p + r->done;
+    const struct iovec *v = io_parts(r)->msg_iov;
+    *n = *n < v->iov_len ? *n : v->iov_len;
+    return v->iov_base;
+}
+
 /* Sends of those who wait as much as the window takes. */
 static void push(struct sim *s, struct endpoint *ep)
 {
@@ -258,8 +268,10 @@ static void push(struct sim *s, struct endpoint *ep)
         n = n < SEGMENT_BYTES ? n : SEGMENT_BYTES;
         if (n > 1 && sim_strikes(s, &s->options.faults.short_transfer))
             n = 1 + (size_t)sim_below(s, n - 1);
-        if (n)
-            send_segment(s, ep, SEGMENT_DATA, (uint8_t *)r->p + r->done, n);
+        if (n) {
+            const uint8_t *bytes = next_bytes(r, &n);
+            send_segment(s, ep, SEGMENT_DATA, bytes, n);
+        }
         if (io_settle(op, (int64_t)n)) {
             list_del(&op->link);
             sim_ready(op, op->result);

@@ -325,6 +325,42 @@ static void flow_on(struct io_op *op)
         loop_recv(rig.loop, op, f->fd, f->p + f->got, f->n - f->got);
 }
 
+/* Pieces of many sizes as one send, more than a socket buffer holds: they arrive in order, each once. */
+static void parts_are_sent_in_order(void **state)
+{
+    (void)state;
+    enum { N = 4 << 20 };
+    struct step sending = {0};
+    struct flow in = {.n = N};
+    static struct loop_parts parts;
+    uint8_t *out = malloc(N);
+    int listener, client, server;
+    size_t at = 0;
+    for (uint32_t i = 0; i < N; i++)
+        out[i] = (uint8_t)(i * 2654435761u >> 13);
+    connect_pair(&listener, &client, &server);
+    parts.count = 0;
+    for (size_t i = 0; i < LOOP_PARTS_MAX; i++) {
+        size_t n = i + 1 == LOOP_PARTS_MAX ? N - at : i % 2 ? (i * 60000) : 48;
+        parts.part[parts.count++] = (struct iovec){.iov_base = out + at, .iov_len = n};
+        at += n;
+    }
+    in.fd = server;
+    in.p = malloc(N);
+    in.op.done = flow_on;
+    loop_send_parts(rig.loop, step_op(&sending), client, &parts);
+    loop_recv(rig.loop, &in.op, server, in.p, N);
+    rig_settle(&rig);
+    assert_int_equal(sending.op.result, N);
+    assert_int_equal(in.got, N);
+    assert_memory_equal(in.p, out, N);
+    free(in.p);
+    free(out);
+    close_fd(client);
+    close_fd(server);
+    close_fd(listener);
+}
+
 /* One send that no socket buffer holds: it ends whole, and both directions go on at the same time. */
 static void large_sends_both_ways(void **state)
 {
@@ -777,6 +813,7 @@ int main(void)
         ON_ALL(the_boot_has_a_name),
         ON_ALL(echo),
         ON_ALL(large_sends_both_ways),
+        ON_ALL(parts_are_sent_in_order),
         ON_ALL(nobody_listens),
         ON_ALL(port_is_taken),
         ON_HOST(a_port_that_becomes_free_is_waited_for),
