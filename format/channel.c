@@ -15,8 +15,11 @@
 #define IDLE_BYTES_MAX 65536u /* buffers larger than this are given back when they are empty */
 
 struct channel {
-    struct tls *tls; /* NULL: clear */
+    struct tls *tls; /* NULL: clear, or a lane */
     struct identity clear_peer;
+    bool lane;
+    struct id ticket;
+    struct lane_mac *in_mac, *out_mac; /* of a lane */
     bool server;
     bool ready;
     bool large;
@@ -29,8 +32,10 @@ struct channel {
     size_t kept_cap, kept_at, kept_end;
     struct slice lent; /* the caller's, during channel_input only */
 
-    uint8_t head[FRAME_HEADER_BYTES];
-    size_t head_bytes; /* of it that have arrived */
+    uint8_t head[FRAME_HEADER_BYTES + LANE_TAG_BYTES]; /* the tag only on a lane */
+    size_t head_bytes;                                 /* of it that have arrived */
+    uint8_t tag[LANE_TAG_BYTES];                       /* of the payload, on a lane */
+    size_t tag_bytes;
     struct frame_header header;
     uint8_t *memory; /* payload's allocation, kept from frame to frame */
     size_t memory_bytes;
@@ -132,6 +137,25 @@ static void memory_drop(struct channel *c)
     c->memory_bytes = 0;
 }
 
+/* Is the payload of such a frame covered by a tag of its own? Bytes of sealed chunks have theirs. */
+static bool is_covered(bool from_server, const struct frame_header *h)
+{
+    return h->payload_bytes > 0 && !(from_server && h->opcode == OP_READ &&
+                                     (h->flags & (FRAME_RESPONSE | FRAME_ERROR)) == FRAME_RESPONSE);
+}
+
+static int check_tag(struct channel *c, struct slice bytes, const uint8_t *tag)
+{
+    unsigned long long count = lane_mac_count(c->in_mac);
+    if (lane_mac_check(c->in_mac, bytes, tag) == 0)
+        return 0;
+    return err_set(
+        &c->why, ERR_CORRUPT,
+        "what came on the bulk lane as number %llu is not what the %s sent: it was changed, dropped, "
+        "repeated or reordered on the way",
+        count, c->server ? "client" : "server");
+}
+
 /* Memory for the payload that the header announces: see struct frame for its place. */
 static int begin_payload(struct channel *c)
 {
@@ -165,14 +189,18 @@ static int begin_payload(struct channel *c)
 static int read_frame(struct channel *c)
 {
     int rc;
-    while (c->head_bytes < sizeof c->head) {
-        rc = read_plain(c, c->head + c->head_bytes, sizeof c->head - c->head_bytes);
+    size_t head_bytes = c->lane ? sizeof c->head : FRAME_HEADER_BYTES;
+    while (c->head_bytes < head_bytes) {
+        rc = read_plain(c, c->head + c->head_bytes, head_bytes - c->head_bytes);
         if (rc <= 0)
             return rc;
         c->head_bytes += (size_t)rc;
-        if (c->head_bytes < sizeof c->head)
+        if (c->head_bytes < head_bytes)
             continue;
-        rc = frame_header_decode(c->head, &c->header, &c->why);
+        c->tag_bytes = 0;
+        rc = c->lane ? check_tag(c, SLICE(c->head, FRAME_HEADER_BYTES), c->head + FRAME_HEADER_BYTES) : 0;
+        if (rc == 0)
+            rc = frame_header_decode(c->head, &c->header, &c->why);
         if (rc == 0)
             rc = begin_payload(c);
         if (rc < 0)
@@ -184,15 +212,55 @@ static int read_frame(struct channel *c)
             return rc;
         c->payload_bytes += (size_t)rc;
     }
+    if (c->lane && is_covered(!c->server, &c->header)) {
+        c->tag_bytes += pull(c, c->tag + c->tag_bytes, sizeof c->tag - c->tag_bytes);
+        if (c->tag_bytes < sizeof c->tag)
+            return 0;
+        rc = check_tag(c, SLICE(c->payload, c->payload_bytes), c->tag);
+        if (rc < 0)
+            return rc;
+    }
     c->whole = true;
     return 0;
+}
+
+/* ---- the opening of a lane ---- */
+
+static void put_opening(struct channel *c)
+{
+    uint8_t plain[LANE_HELLO_BYTES];
+    lane_plain_encode(&c->ticket, plain);
+    lane_mac_tag(c->out_mac, SLICE(plain, LANE_PLAIN_BYTES), SLICE(NULL, 0), plain + LANE_PLAIN_BYTES);
+    buf_put(&c->out, plain, sizeof plain);
+}
+
+/* As tls_handshake. The client's hello waits in the output from the start. */
+static int lane_handshake(struct channel *c)
+{
+    struct id ticket;
+    c->head_bytes += pull(c, c->head + c->head_bytes, LANE_HELLO_BYTES - c->head_bytes);
+    if (c->head_bytes < LANE_HELLO_BYTES)
+        return 0;
+    int rc = lane_plain_decode(c->head, &ticket, &c->why);
+    if (rc < 0)
+        return rc;
+    if (!id_equal(&ticket, &c->ticket) ||
+        lane_mac_check(c->in_mac, SLICE(c->head, LANE_PLAIN_BYTES), c->head + LANE_PLAIN_BYTES) < 0)
+        return err_set(
+            &c->why, ERR_DENIED,
+            "the opening of the bulk lane is not by the holder of its ticket, or was changed on the "
+            "way");
+    c->head_bytes = 0;
+    if (c->server)
+        put_opening(c);
+    return c->out.failed ? err_set(&c->why, ERR_NO_MEMORY, "no memory for a bulk lane") : 1;
 }
 
 /* Goes on with whatever input there is. */
 static int advance(struct channel *c, struct err *e)
 {
     if (!c->ready) {
-        int rc = tls_handshake(c->tls, &c->why);
+        int rc = c->lane ? lane_handshake(c) : tls_handshake(c->tls, &c->why);
         if (rc < 0)
             return mute_channel(c, e);
         if (rc == 0)
@@ -243,6 +311,24 @@ int channel_input(struct channel *c, const void *p, size_t n, struct err *e)
         c->mute = true;
     c->lent = SLICE(NULL, 0);
     return c->mute ? break_channel(c, e) : 0; /* what else is wrong, channel_frame tells */
+}
+
+uint8_t *channel_place(struct channel *c, size_t *n)
+{
+    *n = 0;
+    if (c->tls || !c->ready || c->broken || c->whole || c->kept_end > c->kept_at || c->head_bytes == 0 ||
+        c->payload_bytes == c->header.payload_bytes ||
+        c->head_bytes < (c->lane ? sizeof c->head : FRAME_HEADER_BYTES))
+        return NULL;
+    *n = c->header.payload_bytes - c->payload_bytes;
+    return c->payload + c->payload_bytes;
+}
+
+int channel_placed(struct channel *c, size_t n, struct err *e)
+{
+    check(!c->whole && n <= c->header.payload_bytes - c->payload_bytes);
+    c->payload_bytes += n;
+    return channel_input(c, NULL, 0, e);
 }
 
 int channel_frame(struct channel *c, struct frame *out, struct err *e)
@@ -349,6 +435,21 @@ static int send_tls(struct channel *c, const struct frame_header *h, struct slic
     return rc;
 }
 
+/* Header, tag, payload and, if it is covered, its tag. */
+static void send_lane(struct channel *c, const struct frame_header *h, const struct slice *parts)
+{
+    uint8_t head[FRAME_HEADER_BYTES + LANE_TAG_BYTES], tag[LANE_TAG_BYTES];
+    frame_header_encode(h, head);
+    lane_mac_tag(c->out_mac, SLICE(head, FRAME_HEADER_BYTES), SLICE(NULL, 0), head + FRAME_HEADER_BYTES);
+    buf_put(&c->out, head, sizeof head);
+    buf_put(&c->out, parts[0].p, parts[0].n);
+    buf_put(&c->out, parts[1].p, parts[1].n);
+    if (!is_covered(c->server, h))
+        return;
+    lane_mac_tag(c->out_mac, parts[0], parts[1], tag);
+    buf_put(&c->out, tag, sizeof tag);
+}
+
 static void send_clear(struct channel *c, const struct frame_header *h, const struct slice *parts,
                        size_t count)
 {
@@ -378,7 +479,28 @@ int channel_send(struct channel *c, const struct frame_header *h, struct slice m
     header.payload_bytes = (uint32_t)n;
     if (c->tls)
         return send_tls(c, &header, parts, 2) < 0 ? mute_channel(c, e) : 0;
-    send_clear(c, &header, parts, 2);
+    if (c->lane)
+        send_lane(c, &header, parts);
+    else
+        send_clear(c, &header, parts, 2);
+    return 0;
+}
+
+int channel_send_head(struct channel *c, const struct frame_header *h, size_t tail_bytes, struct err *e)
+{
+    uint8_t head[FRAME_HEADER_BYTES + LANE_TAG_BYTES];
+    struct frame_header header = *h;
+    if (c->mute)
+        return break_channel(c, e);
+    check(c->lane && c->ready && tail_bytes <= FRAME_PAYLOAD_BYTES_MAX);
+    header.payload_bytes = (uint32_t)tail_bytes;
+    check(!is_covered(c->server, &header));
+    int rc = make_room(c, sizeof head, e);
+    if (rc < 0)
+        return rc;
+    frame_header_encode(&header, head);
+    lane_mac_tag(c->out_mac, SLICE(head, FRAME_HEADER_BYTES), SLICE(NULL, 0), head + FRAME_HEADER_BYTES);
+    buf_put(&c->out, head, sizeof head);
     return 0;
 }
 
@@ -445,10 +567,35 @@ int channel_create_clear(bool server, const struct identity *peer, struct channe
     return 0;
 }
 
+int channel_create_lane(bool server, const struct identity *peer, const struct lane_keys *keys,
+                        const struct id *ticket, struct channel **out, struct err *e)
+{
+    struct channel *c = calloc(1, sizeof *c);
+    *out = NULL;
+    if (!c)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a bulk lane");
+    c->server = server;
+    c->clear_peer = *peer;
+    c->lane = true;
+    c->ticket = *ticket;
+    c->in_mac = lane_mac_create(!server, server ? keys->to_server : keys->to_client);
+    c->out_mac = lane_mac_create(server, server ? keys->to_client : keys->to_server);
+    if (c->in_mac && c->out_mac && !server)
+        put_opening(c);
+    if (!c->in_mac || !c->out_mac || c->out.failed) {
+        channel_free(c);
+        return err_set(e, ERR_NO_MEMORY, "no memory for a bulk lane");
+    }
+    *out = c;
+    return 0;
+}
+
 void channel_free(struct channel *c)
 {
     if (!c)
         return;
+    lane_mac_free(c->in_mac);
+    lane_mac_free(c->out_mac);
     tls_free(c->tls);
     free(c->kept);
     free(c->memory);

@@ -3,7 +3,7 @@
  * One end of a connection without its socket: TLS 1.3 on memory buffers, and frames inside. Bytes from the
  * network go in, frames come out; frames go in, bytes for the network come out. Server, client, fuzzer and
  * simulator use the same code. A clear channel (no TLS, identity given) exists for the simulator and is never
- * offered by larderd.
+ * offered by larderd. A lane (lane.h) carries sealed chunks in the clear, each frame authenticated.
  *
  * After an error of channel_input the channel only has output left to flush (an alert), then it is to be
  * freed. After an error of channel_frame nothing more comes in, but the peer can still be told: channel_send
@@ -20,6 +20,7 @@
 #include "format/base/err.h"
 #include "format/base/secret.h"
 #include "format/identity.h"
+#include "format/lane.h"
 #include "format/limits.h"
 #include "format/wire.h"
 
@@ -40,6 +41,19 @@ struct channel;
 must_check int channel_create(struct channel_config *config, const char *expected_host, struct channel **out,
                               struct err *e);
 must_check int channel_create_clear(bool server, const struct identity *peer, struct channel **out);
+/*
+ * A bulk lane. Frames are followed by tags: one of 16 bytes directly behind the header, over it, so that a
+ * length is trusted only when it is known to be the peer's; and one behind the payload, over it, where there
+ * is a payload that is not sealed already. The server's answers to OP_READ carry bytes of sealed chunks only:
+ * their payload has no tag, the chunks have theirs.
+ *
+ *   header, 32 | tag, 16 | payload ............... | tag, 16 (payload covered)
+ *
+ * The client opens it with its hello, the server answers; both are authenticated like frames. peer: whom the
+ * ticket was given to or by. ERR_NO_MEMORY.
+ */
+must_check int channel_create_lane(bool server, const struct identity *peer, const struct lane_keys *keys,
+                                   const struct id *ticket, struct channel **out, struct err *e);
 void channel_free(struct channel *c);
 
 /* What a channel holds at most: beyond it, input breaks the channel (ERR_LIMIT; feed none while a frame is
@@ -51,6 +65,11 @@ void channel_free(struct channel *c);
  * ERR_DENIED (certificate refused: why), ERR_PROTOCOL (no TLS, or not ours), ERR_CORRUPT, ERR_LIMIT,
  * ERR_NO_MEMORY. What is wrong inside frames is told by channel_frame. */
 must_check int channel_input(struct channel *c, const void *p, size_t n, struct err *e);
+/* Where the next bytes from the network may be put instead of being given to channel_input: the payload being
+ * received, if nothing else is kept before it and it is not encrypted. n: how many fit; NULL: nowhere. Valid
+ * until the next call on the channel but channel_frame (that finds no whole frame). */
+uint8_t *channel_place(struct channel *c, size_t *n);
+must_check int channel_placed(struct channel *c, size_t n, struct err *e); /* n bytes came there */
 bool channel_ready(const struct channel *c);                  /* handshake done, both authenticated */
 const struct identity *channel_peer(const struct channel *c); /* NULL until ready */
 
@@ -86,6 +105,10 @@ size_t channel_buffered(const struct channel *c); /* input bytes held, for accou
  * (encrypts) them. */
 must_check int channel_send(struct channel *c, const struct frame_header *h, struct slice message,
                             struct slice tail, struct err *e);
+/* Queues only the header of a frame whose payload, tail_bytes of sealed chunks, the caller sends itself right
+ * behind the output of now. For answers to OP_READ on a lane. */
+must_check int channel_send_head(struct channel *c, const struct frame_header *h, size_t tail_bytes,
+                                 struct err *e);
 /* Bytes waiting for the network; the view is valid until the next call on the channel. */
 struct slice channel_output(struct channel *c);
 void channel_output_done(struct channel *c, size_t n); /* n bytes of it were sent */
