@@ -98,7 +98,7 @@ uint32_t client_timeout(struct larder *c, int timeout_ms)
     return timeout_ms < 0 ? c->options.request_timeout_ms : (uint32_t)timeout_ms;
 }
 
-static int connect_once(struct larder *c, struct conn **out, struct err *e)
+static int connect_once(struct larder *c, enum conn_lane lane, struct conn **out, struct err *e)
 {
     struct conn_options o = {
         .host = c->host,
@@ -107,6 +107,7 @@ static int connect_once(struct larder *c, struct conn **out, struct err *e)
         .connect_timeout_ms = c->options.connect_timeout_ms,
         .request_timeout_ms = c->options.request_timeout_ms,
         .reconnect_ms = c->options.reconnect_ms,
+        .lane = c->options.no_bulk_lane ? CONN_LANE_NONE : lane,
     };
     return conn_open(&o, out, e);
 }
@@ -118,7 +119,7 @@ int client_connect(struct larder *c, struct conn **out, struct err *e)
     for (;;) {
         struct err why;
         err_clear(&why);
-        int rc = connect_once(c, out, &why);
+        int rc = connect_once(c, CONN_LANE_OPEN, out, &why);
         if (rc >= 0)
             return rc;
         if (why.class != ERR_NETWORK || clock_ms() >= give_up_ms) {
@@ -215,7 +216,7 @@ static int client_open(struct larder *c, const struct larder_options *o, struct 
         rc = channel_config_create(false, k->ca_pem, k->certificate_pem, k->key_pem, &c->config, e);
     if (rc < 0)
         return err_prepend(e, "credential file %s", c->path);
-    rc = connect_once(c, &c->conn, e);
+    rc = connect_once(c, CONN_LANE_OFFER, &c->conn, e);
     if (rc == 0)
         rc = check_identity(c, e);
     if (rc == 0)

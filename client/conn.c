@@ -10,6 +10,7 @@
 
 #include "client/clock.h"
 #include "client/conn_private.h"
+#include "format/base/log.h"
 
 void conn_wake(struct conn *c)
 {
@@ -64,6 +65,9 @@ static struct outgoing *outgoing_create(struct call *call, uint16_t opcode, stru
 
 void conn_submit(struct conn *c, struct call *call, struct slice message, struct slice tail)
 {
+    if (call->sealed && conn_has_lane(c))
+        c = c->lane;
+    call->conn = c;
     uint32_t timeout = call->timeout_ms ? call->timeout_ms : c->request_timeout_ms;
     struct outgoing *o = outgoing_create(call, call->opcode, message, tail);
     err_clear(&call->err);
@@ -132,6 +136,7 @@ static struct outgoing *queued(struct conn *c, const struct call *call)
 
 void conn_cancel(struct conn *c, struct call *call)
 {
+    c = call->conn;
     struct err e;
     err_set(&e, ERR_CANCELLED, "%s was cancelled", opcode_name(call->opcode));
     struct buf b = {0};
@@ -154,6 +159,7 @@ void conn_cancel(struct conn *c, struct call *call)
 
 void conn_credit(struct conn *c, struct call *call, uint64_t bytes)
 {
+    c = call->conn;
     struct buf b = {0};
     msg_credit_encode(&(struct msg_credit){.request_id = call->id, .bytes = bytes}, &b);
     pthread_mutex_lock(&c->lock);
@@ -267,6 +273,7 @@ static struct conn *conn_create(const struct conn_options *o)
     c->connect_timeout_ms = o->connect_timeout_ms ? o->connect_timeout_ms : 10000;
     c->request_timeout_ms = o->request_timeout_ms ? o->request_timeout_ms : 60000;
     c->reconnect_ms = o->reconnect_ms ? o->reconnect_ms : 30000;
+    c->lane_wish = o->lane;
     c->fd = -1;
     c->next_id = 1;
     c->next_deadline_ms = UINT64_MAX;
@@ -285,16 +292,14 @@ static struct conn *conn_create(const struct conn_options *o)
     return c;
 }
 
-int conn_open(const struct conn_options *o, struct conn **out, struct err *e)
+/* Starts the thread and waits for its first connection. On failure c is gone. */
+static int conn_start(struct conn *c, struct err *e)
 {
-    struct conn *c = conn_create(o);
-    if (!c)
-        return err_set(e, ERR_NO_MEMORY, "no memory or file descriptors for a connection to %s:%s", o->host,
-                       o->port);
     int rc = pthread_create(&c->thread, NULL, conn_thread, c);
     if (rc != 0) {
+        rc = err_sys(e, rc, "starting a thread for the connection to %s:%s", c->host, c->port);
         conn_free(c);
-        return err_sys(e, rc, "starting a thread for the connection to %s:%s", o->host, o->port);
+        return rc;
     }
     pthread_mutex_lock(&c->lock);
     while (c->state == CONN_CONNECTING) /* bounded by connect_timeout_ms in the thread */
@@ -303,16 +308,57 @@ int conn_open(const struct conn_options *o, struct conn **out, struct err *e)
     if (rc < 0 && e)
         *e = c->why;
     pthread_mutex_unlock(&c->lock);
-    if (rc < 0) {
+    if (rc < 0)
         conn_close(c);
-        return rc;
+    return rc;
+}
+
+static bool lane_agreed(struct conn *c)
+{
+    struct conn_hello h;
+    conn_hello(c, &h);
+    return c->config && c->lane_wish != CONN_LANE_NONE && (h.features & 1ull << FEATURE_BULK_LANE);
+}
+
+static void open_lane(struct conn *c)
+{
+    struct conn_options o = {.host = c->host,
+                             .port = c->port,
+                             .connect_timeout_ms = c->connect_timeout_ms,
+                             .request_timeout_ms = c->request_timeout_ms,
+                             .reconnect_ms = c->reconnect_ms};
+    struct err e;
+    err_set(&e, ERR_NO_MEMORY, "no memory or file descriptors for it");
+    struct conn *lane = conn_create(&o);
+    if (lane) {
+        lane->base = c;
+        if (conn_start(lane, &e) < 0)
+            lane = NULL;
     }
+    if (!lane)
+        log_warn("no bulk lane to %s:%s, sealed chunks go over TLS: %s", c->host, c->port, e.text);
+    c->lane = lane;
+}
+
+int conn_open(const struct conn_options *o, struct conn **out, struct err *e)
+{
+    struct conn *c = conn_create(o);
+    if (!c)
+        return err_set(e, ERR_NO_MEMORY, "no memory or file descriptors for a connection to %s:%s", o->host,
+                       o->port);
+    int rc = conn_start(c, e);
+    if (rc < 0)
+        return rc;
+    if (c->lane_wish == CONN_LANE_OPEN && lane_agreed(c))
+        open_lane(c);
     *out = c;
     return 0;
 }
 
 void conn_stop(struct conn *c)
 {
+    if (c->lane)
+        conn_stop(c->lane);
     pthread_mutex_lock(&c->lock);
     c->stopping = true;
     pthread_mutex_unlock(&c->lock);
@@ -323,6 +369,7 @@ void conn_close(struct conn *c)
 {
     if (!c)
         return;
+    conn_close(c->lane); /* it may be waiting for a ticket from this one */
     pthread_mutex_lock(&c->lock);
     c->stopping = c->closing = true;
     pthread_mutex_unlock(&c->lock);
@@ -343,7 +390,26 @@ unsigned conn_reconnect_ms(const struct conn *c)
     return c->reconnect_ms;
 }
 
-const char *conn_path(const struct conn *c)
+bool conn_has_lane(struct conn *c)
 {
-    return c->config ? "TLS 1.3 over TCP" : "clear TCP";
+    return c->lane && !atomic_load(&c->lane_off);
+}
+
+const char *conn_path(struct conn *c)
+{
+    if (!c->config)
+        return "clear TCP";
+    if (!lane_agreed(c))
+        return "TLS 1.3 over TCP";
+    if (c->lane_wish == CONN_LANE_OPEN && !conn_has_lane(c))
+        return "TLS 1.3 over TCP, since the bulk lane failed";
+    return "sealed chunks on plain TCP, authenticated; the rest TLS 1.3";
+}
+
+const char *conn_paths(struct conn **conns, unsigned count, struct conn *control)
+{
+    for (unsigned i = 0; i < count; i++)
+        if (!conn_has_lane(conns[i]))
+            return conn_path(conns[i]);
+    return conn_path(count > 0 ? conns[0] : control);
 }

@@ -3,6 +3,11 @@
  * One connection to the server with a thread of its own that does all its I/O. Any thread may call. A lost
  * connection is made again in the background for reconnect_ms; what was in flight fails with ERR_NETWORK and
  * may be asked again (every request of the protocol may be repeated).
+ *
+ * A connection may have a bulk lane beside it (format/lane.h), with a thread of its own: calls that carry
+ * sealed chunks and nothing else travel there, all others over TLS. A lane that is lost is opened again; one
+ * that breaks again and again (somebody on the way changes what it carries, or lets it not through) is given
+ * up, and everything goes over TLS from then on; conn_path tells.
  */
 #ifndef LARDER_CONN_H
 #define LARDER_CONN_H
@@ -18,10 +23,17 @@ struct conn;
 struct conn_options;
 struct channel_config;
 
+enum conn_lane {
+    CONN_LANE_NONE,  /* hello does not offer it */
+    CONN_LANE_OFFER, /* it is offered and not opened: conn_path says what data connections will do */
+    CONN_LANE_OPEN,  /* opened if the server has it */
+};
+
 struct conn_options {
     const char *host, *port;       /* copied */
     struct channel_config *config; /* a reference is taken. NULL: a clear channel, for tests */
     unsigned connect_timeout_ms, request_timeout_ms, reconnect_ms;
+    enum conn_lane lane;
 };
 
 struct conn_hello { /* what the server said of itself and of us */
@@ -40,7 +52,10 @@ void conn_close(struct conn *c);
 void conn_stop(struct conn *c);
 unsigned conn_reconnect_ms(const struct conn *c); /* as given to conn_open */
 /* How bytes travel, for people: "TLS 1.3 over TCP". */
-const char *conn_path(const struct conn *c);
+const char *conn_path(struct conn *c);
+/* The slowest path of several connections; without any, that of `control`. */
+const char *conn_paths(struct conn **conns, unsigned count, struct conn *control);
+bool conn_has_lane(struct conn *c); /* and sealed chunks take it now */
 void conn_hello(struct conn *c, struct conn_hello *out);
 
 /* A request under way. The submitter owns it until `done` ran (on the connection's thread: must be short and
@@ -48,6 +63,7 @@ void conn_hello(struct conn *c, struct conn_hello *out);
 struct call {
     /* Set by the submitter. */
     uint16_t opcode;
+    bool sealed; /* carries bytes of sealed chunks only (OP_SEGMENT_CHUNK, OP_READ): may take the lane */
     uint32_t timeout_ms; /* 0: the connection's request_timeout_ms. Streams: between two frames, not counted
                             while credit is 0 */
     /* Each frame of a streamed answer but the last: message and tail stand one behind the other in `payload`.
@@ -60,6 +76,7 @@ struct call {
     size_t payload_bytes;
     /* Private. */
     struct list link;
+    struct conn *conn; /* that it was submitted on: the connection's or its lane's */
     uint64_t id, deadline_ms;
     int64_t credit; /* bytes that the server may still send; streams without flow control: INT64_MAX */
     uint32_t bound_ms;

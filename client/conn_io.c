@@ -13,11 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "client/clock.h"
 #include "client/conn_private.h"
 #include "format/base/log.h"
+#include "format/base/secret.h"
 #include "format/version.h"
 
 #define INPUT_BYTES      (256u << 10) /* one receive */
@@ -25,7 +27,9 @@
 #define OUTPUT_BYTES     (1u << 20)   /* encrypted and not sent: what else is queued waits in the clear */
 #define BACKOFF_MIN_MS   20u
 #define BACKOFF_MAX_MS   2000u
-#define STABLE_MS        1000u /* a connection that held so long is made again without delay */
+#define LANE_FAULTS_MAX  4u     /* of a lane, before it is given up */
+#define LANE_STABLE_MS   10000u /* a lane that held so long has its faults forgiven */
+#define STABLE_MS        1000u  /* a connection that held so long is made again without delay */
 
 /* ---- calls that end ---- */
 
@@ -146,6 +150,11 @@ static int conn_poll(struct conn *c, short events, uint64_t until_ms)
     return c->fd >= 0 ? fds[1].revents : 0;
 }
 
+bool conn_idle(struct conn *c, uint64_t until_ms)
+{
+    return conn_poll(c, 0, until_ms) >= 0;
+}
+
 /* Lets time pass while calls keep their deadlines; false: closing. */
 static bool pause_until(struct conn *c, uint64_t until_ms)
 {
@@ -252,8 +261,12 @@ static int flush(struct conn *c, struct err *e)
 /* 0, or the end of the connection as an error. */
 static int receive_some(struct conn *c, size_t *got, struct err *e)
 {
+    size_t room;
+    uint8_t *place = channel_place(c->channel, &room);
+    struct iovec parts[2] = {{place, room}, {c->input, INPUT_BYTES}};
+    struct msghdr m = {.msg_iov = place ? parts : parts + 1, .msg_iovlen = place ? 2 : 1};
     *got = 0;
-    ssize_t n = recv(c->fd, c->input, INPUT_BYTES, 0);
+    ssize_t n = recvmsg(c->fd, &m, 0);
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return 0;
     if (n < 0)
@@ -261,7 +274,9 @@ static int receive_some(struct conn *c, size_t *got, struct err *e)
     if (n == 0)
         return lost(c, channel_peer_closed(c->channel) ? "the server closed it" : "it ended early", 0, e);
     *got = (size_t)n;
-    return channel_input(c->channel, c->input, (size_t)n, e);
+    size_t placed = *got < room ? *got : room;
+    int rc = placed > 0 ? channel_placed(c->channel, placed, e) : 0;
+    return rc == 0 && *got > placed ? channel_input(c->channel, c->input, *got - placed, e) : rc;
 }
 
 /* Moves output, then input, once each as far as they go. */
@@ -337,7 +352,8 @@ static int take_hello(struct conn *c, const struct frame *f, uint64_t id, struct
 static int send_hello(struct conn *c, uint64_t id, struct err *e)
 {
     struct buf b = {0};
-    struct msg_hello m = {.features = FEATURES_KNOWN,
+    uint64_t lane = c->lane_wish == CONN_LANE_NONE ? 1ull << FEATURE_BULK_LANE : 0;
+    struct msg_hello m = {.features = FEATURES_KNOWN & ~lane,
                           .software = slice_str("liblarder " LARDER_VERSION_STRING)};
     msg_hello_encode(&m, &b);
     int rc = buf_end(&b, "hello", e);
@@ -354,15 +370,25 @@ static int too_late(struct conn *c, const char *what, struct err *e)
                    c->port, what, c->connect_timeout_ms);
 }
 
-static int greet(struct conn *c, uint64_t until_ms, struct err *e)
+static int shake_hands(struct conn *c, uint64_t until_ms, struct err *e)
 {
     size_t got;
     int rc = channel_input(c->channel, NULL, 0, e);
     while (rc == 0 && !channel_ready(c->channel)) {
         rc = exchange(c, until_ms, &got, e);
         if (rc == 0 && !channel_ready(c->channel) && clock_ms() >= until_ms)
-            rc = too_late(c, "did not finish the TLS handshake", e);
+            rc = too_late(c,
+                          c->base ? "did not answer the opening of the bulk lane"
+                                  : "did not finish the TLS handshake",
+                          e);
     }
+    return rc;
+}
+
+static int greet(struct conn *c, uint64_t until_ms, struct err *e)
+{
+    size_t got;
+    int rc = shake_hands(c, until_ms, e);
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&c->lock);
@@ -387,13 +413,39 @@ static int greet(struct conn *c, uint64_t until_ms, struct err *e)
     return rc;
 }
 
+static const struct identity clear_server = {.server = true};
+
+/* With keys from the base, which has authenticated the server. What fails once the ticket is there is the
+ * lane's fault. */
+static int establish_lane(struct conn *c, struct err *e)
+{
+    struct conn_ticket t;
+    int rc = conn_ticket_get(c, &t, e);
+    if (rc < 0)
+        return err_prepend(e, "asking for a bulk lane");
+    uint64_t until_ms = clock_ms() + c->connect_timeout_ms;
+    rc = dial(c, until_ms, e);
+    if (rc == 0)
+        rc = channel_create_lane(false, &clear_server, &t.keys, &t.id, &c->channel, e);
+    secret_wipe(&t.keys, sizeof t.keys);
+    if (rc == 0)
+        rc = shake_hands(c, until_ms, e);
+    if (rc < 0) {
+        c->faults++;
+        return err_prepend(e, "opening a bulk lane to %s:%s", c->host, c->port);
+    }
+    channel_allow_large(c->channel);
+    return 0;
+}
+
 static int establish(struct conn *c, struct err *e)
 {
+    if (c->base)
+        return establish_lane(c, e);
     uint64_t until_ms = clock_ms() + c->connect_timeout_ms;
     int rc = dial(c, until_ms, e);
     if (rc < 0)
         return rc;
-    static const struct identity clear_server = {.server = true};
     rc = c->config ? channel_create(c->config, c->host, &c->channel, e)
                    : channel_create_clear(false, &clear_server, &c->channel);
     if (rc < 0)
@@ -588,9 +640,46 @@ static void set_state(struct conn *c, enum conn_state state)
     pthread_mutex_unlock(&c->lock);
 }
 
+/* A lane is given up for good; its base has the other way, so whoever waits asks again there. */
+static void give_up_lane(struct conn *c, const struct err *e)
+{
+    struct err told = *e;
+    if (e->class != ERR_CANCELLED) {
+        if (!atomic_exchange(&c->base->lane_off, true) && c->opened)
+            log_warn("the bulk lane to %s:%s is given up, sealed chunks go over TLS from now on: %s", c->host,
+                     c->port, e->text);
+        told.class = ERR_NETWORK;
+        told.errnum = err_class_errno(ERR_NETWORK);
+    }
+    pthread_mutex_lock(&c->lock);
+    c->state = CONN_DOWN;
+    c->why = *e;
+    end_queued(c, &told);
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* Counts what happened to a lane that was up. */
+static void count_faults(struct conn *c, const struct err *e)
+{
+    if (clock_ms() - c->up_since_ms >= LANE_STABLE_MS)
+        c->faults = 0;
+    if (e->class == ERR_CORRUPT || e->class == ERR_PROTOCOL || e->class == ERR_DENIED)
+        c->faults++;
+}
+
+static bool lane_is_hopeless(const struct conn *c)
+{
+    return c->base && (c->faults >= LANE_FAULTS_MAX || atomic_load(&c->base->lane_off));
+}
+
 /* Nothing more is tried: what waits to be sent fails. */
 static void give_up(struct conn *c, struct err *e)
 {
+    if (c->base) {
+        give_up_lane(c, e);
+        return;
+    }
     if (c->opened && !is_final(e))
         err_prepend(e, "the connection to %s:%s was lost and could not be made again within %u ms", c->host,
                     c->port, c->reconnect_ms);
@@ -643,8 +732,13 @@ static void run(struct conn *c)
 {
     uint64_t give_up_ms = 0;
     unsigned backoff_ms = 0;
+    struct err e;
+    err_set(&e, ERR_NETWORK, "no connection was tried");
     while (wait_for_work(c)) {
-        struct err e;
+        if (lane_is_hopeless(c)) {
+            give_up(c, &e);
+            continue;
+        }
         err_clear(&e);
         if (give_up_ms == 0)
             give_up_ms = clock_ms() + c->reconnect_ms;
@@ -655,6 +749,7 @@ static void run(struct conn *c)
             (void)serve(c, &e);
             hang_up(c);
             after_loss(c, &e);
+            count_faults(c, &e);
             backoff_ms = clock_ms() - c->up_since_ms >= STABLE_MS ? 0 : longer(backoff_ms);
             give_up_ms = clock_ms() + c->reconnect_ms;
         } else {

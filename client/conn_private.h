@@ -10,10 +10,12 @@
 #define LARDER_CLIENT_CONN_PRIVATE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "client/conn.h"
 #include "format/channel.h"
+#include "format/lane.h"
 
 enum conn_state {
     CONN_CONNECTING, /* first try, or after a loss */
@@ -33,6 +35,10 @@ struct conn {
     char *host, *port;
     struct channel_config *config;
     unsigned connect_timeout_ms, request_timeout_ms, reconnect_ms;
+    enum conn_lane lane_wish;
+    struct conn *lane;    /* beside this one; NULL: none. Fixed before conn_open returns */
+    struct conn *base;    /* of a lane: whom it belongs to, and who closes it before itself */
+    atomic_bool lane_off; /* the lane was given up */
     pthread_t thread;
     int wake; /* eventfd */
 
@@ -53,12 +59,26 @@ struct conn {
     uint8_t *input;
     int fd;
     uint64_t up_since_ms;
+    unsigned faults; /* of a lane, lately */
 };
 
 void *conn_thread(void *arg);
 void conn_wake(struct conn *c);
 /* With the lock held: the call ends with e (copied). */
 void conn_end(struct conn *c, struct call *call, const struct err *e);
+
+/* A ticket for a lane, with its keys: conn_lane.c. */
+struct conn_ticket {
+    struct call call;
+    struct conn *lane;
+    bool done; /* under the lane's lock */
+    struct id id;
+    struct lane_keys keys; /* to be wiped */
+};
+/* Asks the lane's base for one. On the lane's thread. */
+must_check int conn_ticket_get(struct conn *lane, struct conn_ticket *t, struct err *e);
+/* The thread's: waits until it is woken, or a moment has passed. False: the connection is being closed. */
+must_check bool conn_idle(struct conn *c, uint64_t until_ms);
 
 /* With the lock held. */
 void conn_one_way(struct conn *c, uint16_t opcode, uint64_t id, const struct buf *message);

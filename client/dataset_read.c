@@ -111,7 +111,9 @@ void ranged_read_submit(struct ranged_read *r)
         r->done(r);
         return;
     }
-    r->call = (struct call){.opcode = OP_READ, .timeout_ms = r->timeout_ms, .more = on_more, .done = on_done};
+    bool sealed = r->source == READ_SEGMENT && !r->past_lane;
+    r->call = (struct call){
+        .opcode = OP_READ, .sealed = sealed, .timeout_ms = r->timeout_ms, .more = on_more, .done = on_done};
     conn_submit(r->conn, &r->call, SLICE(message.p, message.n), SLICE(NULL, 0));
     buf_free(&message);
 }

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -424,10 +425,7 @@ int larder_feed_state(struct larder_feed *f, uint8_t state[LARDER_STATE_BYTES])
 
 int larder_feed_info(struct larder_feed *f, struct larder_feed_info *out)
 {
-    struct larder_info about = LARDER_INIT(larder_info);
     int rc = client_enter(f->client, NULL);
-    if (rc == 0)
-        rc = larder_info(f->client, &about, NULL);
     if (rc < 0)
         return rc;
     struct larder_feed_info i = {.size = sizeof i,
@@ -435,7 +433,7 @@ int larder_feed_info(struct larder_feed *f, struct larder_feed_info *out)
                                  .shards = f->dataset->table.count,
                                  .version = f->dataset->version,
                                  .batches_per_epoch = f->batches_per_epoch};
-    memcpy(i.path, about.path, sizeof i.path);
+    snprintf(i.path, sizeof i.path, "%s", conn_paths(f->conns, f->conn_count, client_conn(f->client)));
     pthread_mutex_lock(&f->lock);
     i.epoch = f->epoch;
     i.position = f->position;

@@ -241,6 +241,7 @@ static void fetch_again(struct larder_feed *f, struct feed_chunk *c)
     struct feed_fetch *fetch = feed_fetch_create(f, 1);
     if (fetch) {
         add_chunk(fetch, c);
+        fetch->read.past_lane = true;
         feed_fetch_start(fetch);
         return;
     }

@@ -157,7 +157,7 @@ int fetch_one(const struct part *p, struct conn *conn, struct part_scratch *s, u
     struct kept k = {.out = malloc(CHUNK_STORED_BYTES_MAX)};
     if (!k.out)
         return err_set(e, ERR_NO_MEMORY, "no memory for a chunk");
-    int rc = part_fetch(p, conn, PART_RESTORE, &chunk, 1, CHUNK_STORED_BYTES_MAX, keep_chunk, &k, e);
+    int rc = part_fetch(p, conn, PART_AGAIN, &chunk, 1, CHUNK_STORED_BYTES_MAX, keep_chunk, &k, e);
     if (rc == 0)
         rc = part_decode(p, s, chunk, k.out, plain, e);
     free(k.out);

@@ -107,6 +107,8 @@ struct larder_options {
     unsigned connect_timeout_ms; /* 0: 10 s */
     unsigned request_timeout_ms; /* 0: 60 s: the bound of one request, and of waits with timeout_ms < 0 */
     unsigned reconnect_ms;       /* a lost connection is tried again for so long before calls fail; 0: 30 s */
+    int no_bulk_lane; /* 1: sealed chunks go over TLS like everything else, also where the server allows
+                         plain, authenticated connections for them */
 };
 
 /* Connects and authenticates. */

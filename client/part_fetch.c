@@ -74,24 +74,25 @@ static void stream_run(struct stream *s, const struct buf *message)
     pthread_mutex_unlock(&s->lock);
 }
 
-static int read_once(struct conn *conn, const struct id *run_id, const struct id *segment,
+static int read_once(struct conn *conn, bool sealed, const struct id *run_id, const struct id *segment,
                      enum part_class class, const struct range *ranges, uint32_t count, uint64_t credit,
                      sink_take *take, void *arg, struct err *e)
 {
     struct buf items = {0}, message = {0};
-    struct stream s = {.conn = conn,
-                       .take = take,
-                       .arg = arg,
-                       .call = {.opcode = OP_READ, .more = stream_more, .done = stream_done},
-                       .lock = PTHREAD_MUTEX_INITIALIZER,
-                       .cond = PTHREAD_COND_INITIALIZER};
+    struct stream s = {
+        .conn = conn,
+        .take = take,
+        .arg = arg,
+        .call = {.opcode = OP_READ, .sealed = sealed, .more = stream_more, .done = stream_done},
+        .lock = PTHREAD_MUTEX_INITIALIZER,
+        .cond = PTHREAD_COND_INITIALIZER};
     for (uint32_t i = 0; i < count; i++) {
         struct msg_read_range r = {.object = *segment, .offset = ranges[i].offset, .bytes = ranges[i].bytes};
         msg_read_range_encode(&r, &items);
         s.expected += ranges[i].bytes;
     }
     struct msg_read m = {.source = READ_SEGMENT,
-                         .class = (uint8_t) class,
+                         .class = class == PART_FEED ? 2 : 1,
                          .scope = *run_id,
                          .credit = credit,
                          .count = count,
@@ -134,8 +135,8 @@ int segment_read(struct conn *conn, const struct id *run_id, const struct id *se
     uint64_t give_up = 0;
     for (;;) {
         struct memory_sink m = {.out = out};
-        int rc = read_once(conn, run_id, segment, PART_RESTORE, ranges, count, UINT64_MAX >> 1, memory_take,
-                           &m, e);
+        int rc = read_once(conn, false, run_id, segment, PART_RESTORE, ranges, count, UINT64_MAX >> 1,
+                           memory_take, &m, e);
         uint64_t now = clock_ms();
         if (rc != -ECONNRESET || (give_up && now >= give_up))
             return rc;
@@ -259,8 +260,8 @@ static int fetch_all(struct chunk_sink *s, struct conn *conn, enum part_class cl
         uint32_t before = s->next;
         s->got = s->skip = 0;
         uint32_t n = plan_ranges(s, ranges, &s->count); /* the sink sees only what these ranges bring */
-        rc = read_once(conn, &s->part->run_id, &s->part->header.segment_id, class, ranges, n, window_bytes,
-                       chunk_take, s, e);
+        rc = read_once(conn, class != PART_AGAIN, &s->part->run_id, &s->part->header.segment_id, class,
+                       ranges, n, window_bytes, chunk_take, s, e);
         s->count = all;
         if (rc == 0)
             rc = give_empty(s, e);

@@ -55,7 +55,7 @@ struct part_writer {
     struct chunk_entry *entries;
     struct hash128 *plain_hashes;
     struct sealed **parked; /* by number */
-    uint8_t *answered;      /* by number */
+    uint8_t *answered;      /* by number: 1: yes, 2: before the server was asked what it has */
     uint32_t next_place;    /* all chunks before it have their place */
     uint64_t end_bytes;     /* where the next one goes */
     uint32_t calls;         /* chunk calls submitted and not done */
@@ -217,7 +217,7 @@ static void chunk_send(struct part_writer *w, struct sealed *s)
         writer_fail(w, &e);
         chunk_gone(w, s);
     } else {
-        s->call = (struct call){.opcode = OP_SEGMENT_CHUNK, .done = chunk_done};
+        s->call = (struct call){.opcode = OP_SEGMENT_CHUNK, .sealed = true, .done = chunk_done};
         w->calls++;
         conn_submit(w->o.conn, &s->call, SLICE(b.p, b.n), SLICE(s->bytes, s->entry.stored_bytes));
     }
@@ -262,7 +262,7 @@ static int chunks_received(const struct part_writer *w, struct call *call, uint8
 static int still_there(const struct part_writer *w, const uint8_t *has, uint32_t known, struct err *e)
 {
     for (uint32_t i = 0; i < known; i++)
-        if (w->answered[i] && !has[i])
+        if (w->answered[i] == 2 && !has[i])
             return err_set(e, ERR_NETWORK,
                            "the connection was lost and the server has lost what it had taken of this part "
                            "(was it restarted?); "
@@ -326,6 +326,10 @@ static void resume_send(struct part_writer *w)
     struct buf b = {0};
     struct err e;
     err_clear(&e);
+    /* Chunks that wait for a bulk lane may be answered before this is, and be missing in it. */
+    for (uint32_t i = 0; i < w->o.chunks; i++)
+        if (w->answered[i])
+            w->answered[i] = 2;
     if (create_message(w, &b, &e) < 0) {
         w->resuming = false;
         writer_fail(w, &e);

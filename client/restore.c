@@ -206,7 +206,8 @@ int larder_restore_info(struct larder_restore *r, struct larder_restore_info *ou
     if (c->loader.n > 0)
         memcpy(i.loader_state, c->loader.p, c->loader.n);
     snprintf(i.fallback_reason, sizeof i.fallback_reason, "%s", r->fallback_reason);
-    snprintf(i.path, sizeof i.path, "%s, %u connections", conn_path(client_conn(r->client)), r->conns_wanted);
+    snprintf(i.path, sizeof i.path, "%s, %u connections",
+             conn_paths(r->conns, r->conn_count, client_conn(r->client)), r->conns_wanted);
     memcpy(out, &i, out->size < sizeof i ? out->size : sizeof i);
     return 0;
 }

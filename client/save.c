@@ -380,9 +380,9 @@ int larder_save_info(struct larder_save *s, struct larder_save_info *out)
     i.chunks_sent = s->chunks_sent;
     size_t slots = pool_slots(s->client->staging);
     i.waves = (uint32_t)((s->snapshot.chunk_count + slots - 1) / slots);
-    pthread_mutex_unlock(&v->lock);
-    snprintf(i.path, sizeof i.path, "%s; staging %s", conn_path(s->client->conn),
+    snprintf(i.path, sizeof i.path, "%s; staging %s", conn_path(v->conn ? v->conn : s->client->conn),
              pool_note(s->client->staging));
+    pthread_mutex_unlock(&v->lock);
     memcpy(out, &i, out->size < sizeof i ? out->size : sizeof i);
     return 0;
 }

@@ -54,6 +54,7 @@ const char *opcode_name(unsigned opcode)
     case OP_CANCEL: return "cancel";
     case OP_CREDIT: return "credit";
     case OP_STATUS: return "status";
+    case OP_LANE_OPEN: return "lane_open";
     case OP_TENANT_ADD: return "tenant_add";
     case OP_TENANT_LIST: return "tenant_list";
     case OP_RUN_OPEN: return "run_open";

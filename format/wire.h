@@ -45,6 +45,7 @@ enum opcode {
     OP_CANCEL = 3, /* one way: gives up on a request; it is answered with ERR_CANCELLED or was done already */
     OP_CREDIT = 4, /* one way: more bytes may be sent for a read */
     OP_STATUS = 5,
+    OP_LANE_OPEN = 6, /* a ticket for one bulk lane */
 
     OP_TENANT_ADD = 10,
     OP_TENANT_LIST = 11,
@@ -87,7 +88,7 @@ int role_of_name(const char *name, enum client_role *out); /* 0 or -EINVAL */
 #define FEATURE_CREDITS         0 /* both sides of version 1 have it */
 #define FEATURE_BULK_LANE       1 /* plain TCP connections for sealed chunks */
 #define FEATURE_MANDATORY_FIRST 32
-#define FEATURES_KNOWN          ((1ull << FEATURE_CREDITS))
+#define FEATURES_KNOWN          ((1ull << FEATURE_CREDITS) | (1ull << FEATURE_BULK_LANE))
 
 enum commit_select {
     SELECT_LATEST = 1,

@@ -17,7 +17,7 @@
 /* inih cuts longer lines short without a word. */
 #define LINE_BYTES_MAX 198u
 
-enum value_kind { KIND_PATH, KIND_SIZE, KIND_TIME, KIND_COUNT, KIND_LISTEN, KIND_IO, KIND_LEVEL };
+enum value_kind { KIND_PATH, KIND_SIZE, KIND_TIME, KIND_COUNT, KIND_LISTEN, KIND_IO, KIND_LEVEL, KIND_YES };
 
 /* Keys of [server]. */
 static const struct key {
@@ -33,6 +33,7 @@ static const struct key {
     {"key", KIND_PATH, AT(key), 0, 0},
     {"ca", KIND_PATH, AT(ca), 0, 0},
     {"io", KIND_IO, 0, 0, 0},
+    {"bulk_lane", KIND_YES, AT(bulk_lane), 0, 0},
     {"loops", KIND_COUNT, AT(loops), 1, LOOPS_MAX},
     {"log", KIND_PATH, AT(log), 0, 0},
     {"log_level", KIND_LEVEL, AT(log_level), 0, 0},
@@ -234,6 +235,9 @@ static int set_server(struct parse *p, const struct key *k, const char *value)
         if (p->c->worker_pool || strcmp(value, "ring") == 0)
             return 1;
         return bad_value(p, k->name, value, "ring (io_uring) or pool (threads)");
+    case KIND_YES:
+        *(bool *)to = strcmp(value, "yes") == 0;
+        return *(bool *)to || strcmp(value, "no") == 0 ? 1 : bad_value(p, k->name, value, "yes or no");
     default: return set_number(p, k, value, to);
     }
 }
@@ -473,6 +477,7 @@ static int check_complete(const struct config *c, const char *name, struct err *
 static void set_defaults(struct config *c)
 {
     c->log_level = LOG_INFO;
+    c->bulk_lane = true;
     c->space_reserve_bytes = 256ull << 20;
     c->join_wait_ms = 10 * 60 * 1000;
     c->check_wait_ms = 2 * 60 * 1000;

@@ -27,6 +27,7 @@ struct config {
     char *log;                    /* path; NULL: standard error */
     uint32_t log_level;           /* enum log_level */
     bool worker_pool;             /* io = pool */
+    bool bulk_lane;               /* sealed chunks on plain connections; default: yes */
     uint32_t loops;               /* 0: one per processor, at most LOOPS_MAX */
     uint64_t space_reserve_bytes;
     uint32_t join_wait_ms, check_wait_ms, segment_idle_ms, stop_wait_ms;

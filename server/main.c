@@ -384,6 +384,7 @@ static int begin(struct daemon *d, struct err *e)
                    .published_count = c->published_count,
                    .caps = c->caps,
                    .cap_count = c->cap_count,
+                   .no_bulk_lane = !c->bulk_lane,
                    .io_path = d->io_path,
                    .limits = c->limits},
     };

@@ -26,11 +26,15 @@ static const struct shown of_store[] = {{"store_read_only_reason", "read-only be
                                         {"store_id", "id"},
                                         {0}};
 static const struct shown of_now[] = {{"sessions_open", "sessions"},
+                                      {"lanes_open", "  of them bulk lanes"},
                                       {"requests_in_flight", "requests in flight"},
                                       {"joins_waiting", "ranks that wait for others"},
                                       {0}};
 static const struct shown since_start[] = {{"sessions_total", "sessions"},
                                            {"sessions_refused", "connections refused"},
+                                           {"lanes_total", "bulk lanes"},
+                                           {"lanes_refused", "  refused"},
+                                           {"lanes_tampered", "  ended: changed on the way"},
                                            {"requests_total", "requests"},
                                            {"requests_failed", "  failed"},
                                            {"requests_cancelled", "  cancelled"},

@@ -17,6 +17,8 @@ static void cancel_handle(struct session *s, const struct op_entry *op, struct f
 #define IN_HELLO (1u << SESSION_HELLO)
 #define IN_OPEN  (1u << SESSION_OPEN)
 
+#define ON_LANE (1u << 7) /* also on a bulk lane; else only over TLS */
+
 #define READER   (1u << ROLE_READER)
 #define WRITER   (1u << ROLE_WRITER)
 #define OPERATOR (1u << ROLE_OPERATOR)
@@ -32,12 +34,13 @@ static void cancel_handle(struct session *s, const struct op_entry *op, struct f
 #define READ  (READ_RANGES_MAX * 32u + SMALL)
 
 static const struct op_entry table[] = {
-    /* opcode, states, roles, class, where, audit, payload at most, handler */
+    /* opcode, states and ON_LANE, roles, class, where, audit, payload at most, handler */
     {OP_HELLO, IN_HELLO, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, SMALL, hello_handle},
-    {OP_PING, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, 0, ping_handle},
-    {OP_CANCEL, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, SMALL, cancel_handle},
-    {OP_CREDIT, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, SMALL, credit_handle},
+    {OP_PING, IN_OPEN | ON_LANE, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, 0, ping_handle},
+    {OP_CANCEL, IN_OPEN | ON_LANE, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, SMALL, cancel_handle},
+    {OP_CREDIT, IN_OPEN | ON_LANE, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, SMALL, credit_handle},
     {OP_STATUS, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, 0, status_handle},
+    {OP_LANE_OPEN, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, 0, lane_open_handle},
 
     {OP_TENANT_ADD, IN_OPEN, ADMIN, OPCLASS_CONTROL, OP_ON_STORE, true, SMALL, call_handle},
     {OP_TENANT_LIST, IN_OPEN, ADMIN, OPCLASS_CONTROL, OP_ON_STORE, false, SMALL, call_handle},
@@ -49,7 +52,8 @@ static const struct op_entry table[] = {
 
     {OP_ATTEMPT, IN_OPEN, ADDS, OPCLASS_CONTROL, OP_ON_STORE, true, SMALL, call_handle},
     {OP_SEGMENT_CREATE, IN_OPEN, ADDS, OPCLASS_CONTROL, OP_ON_STORE, false, BLOCK, call_handle},
-    {OP_SEGMENT_CHUNK, IN_OPEN, ADDS, OPCLASS_SAVE, OP_ON_STORE, false, FRAME_PAYLOAD_BYTES_MAX, call_handle},
+    {OP_SEGMENT_CHUNK, IN_OPEN | ON_LANE, ADDS, OPCLASS_SAVE, OP_ON_STORE, false, FRAME_PAYLOAD_BYTES_MAX,
+     call_handle},
     {OP_SEGMENT_INDEX, IN_OPEN, ADDS, OPCLASS_SAVE, OP_ON_STORE, false, FRAME_PAYLOAD_BYTES_MAX, call_handle},
     {OP_SEGMENT_SEAL, IN_OPEN, ADDS, OPCLASS_CONTROL, OP_ON_STORE, false, BLOCK, call_handle},
     {OP_SEGMENT_DISCARD, IN_OPEN, ADDS, OPCLASS_CONTROL, OP_ON_STORE, false, SMALL, call_handle},
@@ -63,7 +67,7 @@ static const struct op_entry table[] = {
     {OP_PRUNE, IN_OPEN, RULES, OPCLASS_CONTROL, OP_ON_STORE, true, SMALL, call_handle},
     {OP_SCRUB, IN_OPEN, RULES, OPCLASS_SCRUB, OP_ON_STORE, false, SMALL, call_handle},
 
-    {OP_READ, IN_OPEN, ALL, OPCLASS_READ, OP_ON_SESSION, false, READ, read_handle},
+    {OP_READ, IN_OPEN | ON_LANE, ALL, OPCLASS_READ, OP_ON_SESSION, false, READ, read_handle},
     {OP_PUBLISHED_LIST, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, SMALL, published_list_handle},
     {OP_PUBLISHED_OPEN, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, SMALL, published_open_handle},
     {OP_PUBLISHED_SAMPLES, IN_OPEN, ALL, OPCLASS_READ, OP_ON_SESSION, false, SMALL, published_samples_handle},
@@ -153,6 +157,8 @@ void dispatch(struct session *s, struct frame *f)
         refused(s, f, &e);
     } else if (!(op->states & 1u << s->state)) {
         broken(s, f, "not allowed in this state of the session");
+    } else if (s->lane && !(op->states & ON_LANE)) {
+        broken(s, f, "not allowed on a bulk lane, which carries sealed chunks only; send it over TLS");
     } else if (f->header.payload_bytes > op->payload_bytes_max) {
         err_set(&e, ERR_LIMIT, "%s takes at most %u bytes, %u were sent", opcode_name(op->opcode),
                 op->payload_bytes_max, f->header.payload_bytes);
@@ -177,11 +183,11 @@ static int check_features(uint64_t features, struct err *e)
                    __builtin_ctzll(unknown));
 }
 
-static void send_hello(struct session *s, uint64_t id, uint64_t features)
+static void send_hello(struct session *s, uint64_t id)
 {
     struct buf b = {0};
     struct msg_hello_reply reply = {
-        .features = features & FEATURES_KNOWN,
+        .features = s->features,
         .software = slice_str("larderd " LARDER_VERSION_STRING),
         .store_id = s->w->server->store_id,
         .tenant = slice_str(s->identity.tenant),
@@ -217,6 +223,9 @@ static void hello_handle(struct session *s, const struct op_entry *op, struct fr
         return;
     }
     s->identity = *channel_peer(s->channel);
+    s->features = hello.features & FEATURES_KNOWN;
+    if (!lane_allowed(s->w->server))
+        s->features &= ~(1ull << FEATURE_BULK_LANE);
     s->state = SESSION_OPEN;
     s->state_at_ms = loop_now_ms(s->w->loop);
     channel_allow_large(s->channel);
@@ -225,7 +234,7 @@ static void hello_handle(struct session *s, const struct op_entry *op, struct fr
     log_info("session opened session=%llu tenant=%s role=%s by=\"%s\" peer=%s software=\"%s\"",
              (unsigned long long)s->number, s->identity.tenant, role_name(s->identity.role),
              s->identity.subject, s->peer, software);
-    send_hello(s, id, hello.features);
+    send_hello(s, id);
 }
 
 static void ping_handle(struct session *s, const struct op_entry *op, struct frame *f)

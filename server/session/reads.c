@@ -163,6 +163,8 @@ static int decode(const struct request *r, struct msg_read *m, struct err *e)
                        m->source);
     if (m->class != 1 && m->class != 2)
         return err_set(e, ERR_INVALID, "read: class %u is not known; 1 is restore, 2 is feed", m->class);
+    if (r->s->lane && m->source != READ_SEGMENT)
+        return err_set(e, ERR_INVALID, "read: a bulk lane carries sealed chunks only; ask for this over TLS");
     return 0;
 }
 

@@ -303,8 +303,10 @@ static void server_free(struct server *s)
     for (size_t i = 0; i < s->worker_count; i++) {
         sched_destroy(s->workers[i].sched);
         published_destroy(s->workers[i].published);
+        buffers_free(&s->workers[i]);
         channel_config_unref(s->workers[i].tls);
     }
+    lane_table_destroy(s->lanes);
     free(s);
 }
 
@@ -350,6 +352,12 @@ void server_start(const struct server_options *o, struct server_starting *starti
     s->store_id = stats.store_id;
     s->started_ms = loop_now_ms(o->loops[0].loop);
     s->starting = starting;
+    if (lane_table_create(&s->lanes) < 0) {
+        err_set(&starting->err, ERR_NO_MEMORY, "no memory for the server");
+        server_free(s);
+        fail_start(o, starting);
+        return;
+    }
     for (size_t i = 0; i < o->loop_count; i++) {
         s->worker_count = i + 1;
         if (worker_init(&s->workers[i], s, (unsigned)i, &starting->err) < 0) {
@@ -374,7 +382,7 @@ void server_try_free(struct server *s)
 {
     struct server_stopping *stopping = s->stopping;
     if (s->phase != SERVER_STOPPING || s->workers_stopped < s->worker_count || s->refresh ||
-        s->hurries_out > 0)
+        s->hurries_out > 0 || atomic_load(&s->lane_messages) > 0)
         return;
     server_free(s);
     stopping->done(stopping);

@@ -8,7 +8,8 @@
  *   RECEIVE_BYTES (socket buffer) + one frame being received
  *   + session_payload_bytes_max (payloads of requests in flight; nothing more is received beyond it)
  *   + session_read_bytes_max (read from disk and not yet sent) + twice OUTPUT_HIGH_BYTES (being sent),
- * times sessions_max. Disk operations in flight are bounded per loop by in_flight_bytes_max.
+ * times sessions_max (bulk lanes are sessions too). Each loop keeps up to 32 MiB of buffers once they were
+ * needed. Disk operations in flight are bounded per loop by in_flight_bytes_max.
  */
 #ifndef LARDER_SERVER_H
 #define LARDER_SERVER_H
@@ -75,6 +76,7 @@ struct server_options {
     size_t published_count;
     const struct tenant_cap *caps;
     size_t cap_count;
+    bool no_bulk_lane;   /* sealed chunks too go over TLS */
     const char *io_path; /* for status: the way I/O is done, one line */
     struct server_limits limits;
 };

@@ -68,6 +68,7 @@ void session_accept(struct worker *w, int fd, unsigned address)
     s->close.done = on_close;
     list_init(&s->requests);
     list_init(&s->streams);
+    output_init(s);
     list_add_tail(&w->sessions, &s->link);
     w->session_count++;
     loop_peer(w->loop, fd, s->peer, sizeof s->peer);
@@ -92,13 +93,16 @@ static void session_free(struct session *s)
     loop_timer_clear(w->loop, &s->timer);
     if (s->identity.role != ROLE_NONE) {
         metric_add(METRIC_sessions_open, -1);
+        if (s->lane)
+            metric_add(METRIC_lanes_open, -1);
         log_info("session closed session=%llu tenant=%s peer=%s", (unsigned long long)s->number,
                  s->identity.tenant, s->peer);
     }
     list_del(&s->link);
     channel_free(s->channel);
     free(s->recv_buf);
-    free(s->send_buf);
+    output_free(s);
+    lane_left(s);
     free(s);
     atomic_fetch_sub(&w->server->session_count, 1);
     w->session_count--;
@@ -107,7 +111,7 @@ static void session_free(struct session *s)
 
 size_t session_output_bytes(const struct session *s)
 {
-    return s->send_bytes + channel_output(s->channel).n;
+    return output_bytes(s);
 }
 
 void session_close(struct session *s, bool linger, const char *why)
@@ -137,6 +141,7 @@ void session_close(struct session *s, bool linger, const char *why)
         r->cancel(r, &e);
     }
     channel_close(s->channel);
+    lanes_end(s);
 }
 
 /* Answers with the first thing that is wrong and closes: the peer broke the protocol or may not come in. */
@@ -159,6 +164,8 @@ static void take_frames(struct session *s)
         struct err e = {0};
         struct frame f;
         int got = channel_frame(s->channel, &f, &e);
+        if (got < 0 && s->lane && e.class == ERR_CORRUPT)
+            metric_add(METRIC_lanes_tampered, 1);
         if (got < 0)
             refuse(s, &e);
         if (got <= 0)
@@ -168,21 +175,6 @@ static void take_frames(struct session *s)
     }
 }
 
-static void flush(struct session *s)
-{
-    if (s->sending || s->shut)
-        return;
-    free(s->send_buf);
-    s->send_buf = channel_output_take(s->channel, &s->send_bytes);
-    if (!s->send_buf) {
-        s->send_bytes = 0;
-        return;
-    }
-    s->sending = true;
-    s->send_at_ms = loop_now_ms(s->w->loop);
-    loop_send(s->w->loop, &s->send, s->fd, s->send_buf, s->send_bytes);
-}
-
 static void receive(struct session *s)
 {
     if (s->receiving || s->shut || s->peer_end)
@@ -190,7 +182,13 @@ static void receive(struct session *s)
     if (s->state != SESSION_CLOSING && held_back(s))
         return;
     s->receiving = true;
-    loop_recv(s->w->loop, &s->recv, s->fd, s->recv_buf, RECEIVE_BYTES);
+    size_t n;
+    uint8_t *place = channel_place(s->channel, &n);
+    s->placed = n >= RECEIVE_BYTES / 2; /* worth a receive of its own */
+    if (s->placed)
+        loop_recv(s->w->loop, &s->recv, s->fd, place, n);
+    else
+        loop_recv(s->w->loop, &s->recv, s->fd, s->recv_buf, RECEIVE_BYTES);
 }
 
 /* One step further on the way out. True: the session was freed. */
@@ -264,7 +262,7 @@ static void wind_down(struct session *s)
         if (stream_waits_for_credit(r))
             r->cancel(r, &e);
     }
-    if (s->request_count == 0)
+    if (s->request_count == 0 && !lanes_at_work(s))
         session_close(s, true, "the server is stopping");
 }
 
@@ -279,7 +277,7 @@ void session_settle(struct session *s)
     }
     if (s->broken)
         session_close(s, false, "an answer could not be queued");
-    flush(s);
+    output_flush(s);
     receive(s);
     if (s->state == SESSION_CLOSING && advance_close(s))
         return;
@@ -302,6 +300,16 @@ static void on_timer(struct loop_timer *t)
     session_settle(s);
 }
 
+static void refuse_beyond_limit(struct session *s)
+{
+    struct err e = {0};
+    if (!s->over_limit)
+        return;
+    err_set(&e, ERR_BUSY, "the server has %u sessions open, its limit; close some or raise sessions_max",
+            s->w->server->limits.sessions_max);
+    refuse(s, &e);
+}
+
 static void handshake_done(struct session *s)
 {
     const struct identity *peer = channel_peer(s->channel);
@@ -314,22 +322,38 @@ static void handshake_done(struct session *s)
         return;
     }
     s->state = SESSION_HELLO;
-    if (s->over_limit) {
-        struct err e = {0};
-        err_set(&e, ERR_BUSY, "the server has %u sessions open, its limit; close some or raise sessions_max",
-                s->w->server->limits.sessions_max);
-        refuse(s, &e);
-    }
+    refuse_beyond_limit(s);
+}
+
+static int give_input(struct session *s, size_t n, struct err *e)
+{
+    const uint8_t *p = s->recv_buf;
+    if (s->placed)
+        return channel_placed(s->channel, n, e);
+    int r = lane_opening(s, &p, &n, e);
+    return r == 0 && n > 0 ? channel_input(s->channel, p, n, e) : r;
+}
+
+/* TLS tells the peer why by an alert; who opens a lane wrongly is told nothing. */
+static void refuse_connection(struct session *s, const char *why)
+{
+    bool lane = s->opening_bytes > 0;
+    if (lane)
+        metric_add(METRIC_lanes_refused, 1);
+    session_close(s, !lane, why);
 }
 
 static void input(struct session *s, size_t n)
 {
     struct err e = {0};
-    int r = channel_input(s->channel, s->recv_buf, n, &e);
-    if (s->state == SESSION_HANDSHAKE && channel_ready(s->channel))
+    int r = give_input(s, n, &e);
+    if (s->state == SESSION_HANDSHAKE && channel_ready(s->channel) && s->lane) {
+        lane_begun(s);
+        refuse_beyond_limit(s);
+    } else if (s->state == SESSION_HANDSHAKE && channel_ready(s->channel))
         handshake_done(s);
     else if (r < 0 && s->state == SESSION_HANDSHAKE)
-        session_close(s, true, e.text);
+        refuse_connection(s, e.text);
     /* Once it is ready, frames that arrived before what broke it are taken first, then the error. */
 }
 
@@ -367,9 +391,7 @@ static void on_send(struct io_op *op)
     } else {
         metric_add(METRIC_sent_bytes, op->result);
     }
-    free(s->send_buf);
-    s->send_buf = NULL;
-    s->send_bytes = 0;
+    output_sent(s);
     session_settle(s);
 }
 
@@ -389,6 +411,19 @@ void session_send(struct session *s, uint16_t opcode, uint32_t flags, uint64_t i
     if (s->state == SESSION_CLOSING || s->broken)
         return;
     if (channel_send(s->channel, &h, message, tail, &e) < 0) {
+        log_info("session=%llu: an answer could not be queued: %s", (unsigned long long)s->number, e.text);
+        s->broken = true;
+    }
+}
+
+void session_send_sealed(struct session *s, uint16_t opcode, uint32_t flags, uint64_t id, struct slice tail,
+                         uint8_t *memory)
+{
+    struct err e = {0};
+    struct frame_header h = {.opcode = opcode, .flags = FRAME_RESPONSE | flags, .request_id = id};
+    if (s->state == SESSION_CLOSING || s->broken) {
+        buffer_give(s->w, memory);
+    } else if (output_sealed(s, &h, tail, memory, &e) < 0) {
         log_info("session=%llu: an answer could not be queued: %s", (unsigned long long)s->number, e.text);
         s->broken = true;
     }
@@ -525,6 +560,14 @@ void request_more(struct request *r, struct slice message, struct slice tail)
 {
     if (!r->answered)
         session_send(r->s, r->op->opcode, FRAME_MORE, r->id, message, tail);
+}
+
+void request_sealed(struct request *r, bool last, struct slice tail, uint8_t *memory)
+{
+    if (last ? answer_once(r, NULL) : !r->answered)
+        session_send_sealed(r->s, r->op->opcode, last ? 0 : FRAME_MORE, r->id, tail, memory);
+    else
+        buffer_give(r->s->w, memory);
 }
 
 void request_free(struct request *r)

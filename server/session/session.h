@@ -7,6 +7,9 @@
  * send, receive, close). Nothing is freed before settle, and settle is the last thing a callback does with
  * the session.
  *
+ * A bulk lane is a session too: of the same tenant as the session that asked for its ticket, on any loop, for
+ * sealed chunks only, and ended when that one ends (lanes.c).
+ *
  * A session's life: handshake -> hello -> open -> closing -> freed. Closing: output is flushed, the peer's
  * end awaited for a bounded time, the socket shut down, receive and send counted down, the socket closed,
  * requests counted down, then freed.
@@ -25,8 +28,14 @@
 #define OUTPUT_HIGH_BYTES (1u << 20) /* streams add nothing while more than this waits to be sent */
 #define OUTPUT_STOP_BYTES (4u << 20) /* and no request is taken while more than this does */
 
+/* Buffers of a MiB that a worker keeps for its reads once they were needed: regions of so many. */
+#define BUFFER_REGIONS_MAX    4u
+#define BUFFER_REGION_BUFFERS 8u
+
 struct op_entry;
 struct published;
+struct lane_table;
+struct lane_group;
 
 struct listener {
     struct worker *w;
@@ -57,6 +66,9 @@ struct worker {
     struct sched *sched;
     struct loop_timer sched_timer;
     struct published *published;
+    uint8_t *regions[BUFFER_REGIONS_MAX]; /* buffers.c */
+    uint8_t *buffers[BUFFER_REGIONS_MAX * BUFFER_REGION_BUFFERS];
+    unsigned region_count, buffer_count;
     bool stopping, stopped;
     uint64_t stop_finished, stop_failed;
     struct loop_timer stop_timer;
@@ -83,6 +95,8 @@ struct server {
     bool refresh_again;
     _Atomic uint32_t session_count;
     _Atomic uint64_t session_number;
+    struct lane_table *lanes;
+    _Atomic uint32_t lane_messages; /* of lanes.c, under way between loops */
     size_t worker_count;
     struct worker workers[];
 };
@@ -108,6 +122,12 @@ struct session {
     enum session_state state;
     bool over_limit; /* will be told so at hello */
     struct channel *channel;
+    uint64_t features;        /* negotiated */
+    bool lane;                /* a bulk lane */
+    struct lane_group *lanes; /* that it belongs to, or that it has opened; NULL: none */
+    uint8_t opening[LANE_PLAIN_BYTES];
+    size_t opening_bytes; /* of a lane's opening that have arrived */
+    bool input_seen;
     int fd;
     struct io_op recv, send, close;
     bool receiving, sending, shut, closing, closed;
@@ -115,8 +135,12 @@ struct session {
     bool peer_end; /* the peer has closed its side */
     bool broken;   /* an answer could not be queued: settle closes */
     uint8_t *recv_buf;
+    bool placed; /* what is being received goes straight into a frame */
     uint8_t *send_buf;
     size_t send_bytes;
+    struct list queued, leaving; /* of a lane: output before the channel's, and what is being sent */
+    size_t queued_bytes;
+    struct loop_parts parts;
     struct loop_timer timer;
     uint64_t state_at_ms, frame_at_ms, send_at_ms;
     struct list requests;
@@ -135,6 +159,10 @@ size_t session_output_bytes(const struct session *s);
 /* Queues a frame; if that fails the session is closed when it settles, not here. */
 void session_send(struct session *s, uint16_t opcode, uint32_t flags, uint64_t id, struct slice message,
                   struct slice tail);
+/* The same with a tail of sealed chunks, whose memory (buffer_take) is taken over: on a lane it is sent from
+ * there. */
+void session_send_sealed(struct session *s, uint16_t opcode, uint32_t flags, uint64_t id, struct slice tail,
+                         uint8_t *memory);
 void session_send_error(struct session *s, uint16_t opcode, uint64_t id, const struct err *e);
 
 /* One request in flight; embedded first in the struct of its kind. */
@@ -164,8 +192,38 @@ struct request *request_begin(struct session *s, const struct op_entry *op, stru
 void request_answer(struct request *r, struct slice message, struct slice tail);
 void request_fail(struct request *r, const struct err *e);
 void request_more(struct request *r, struct slice message, struct slice tail); /* one frame of a stream */
+/* The same, with a tail as in session_send_sealed. last: the answer. */
+void request_sealed(struct request *r, bool last, struct slice tail, uint8_t *memory);
 void request_free(struct request *r); /* answered, or its session is closing; nothing is pending */
 struct request *request_find(struct session *s, uint64_t id);
+
+/* buffers.c: memory for reads, on a border of blocks. NULL: no memory */
+uint8_t *buffer_take(struct worker *w, size_t n);
+void buffer_give(struct worker *w, uint8_t *p); /* what buffer_take gave; NULL allowed */
+void buffers_free(struct worker *w);
+
+/* output.c: what leaves a session */
+void output_init(struct session *s);
+size_t output_bytes(const struct session *s);
+/* A frame whose tail is sent from its memory (taken over) where that saves a copy. */
+must_check int output_sealed(struct session *s, const struct frame_header *h, struct slice tail,
+                             uint8_t *memory, struct err *e);
+void output_flush(struct session *s); /* begins a send if none is under way */
+void output_sent(struct session *s);  /* it is over */
+void output_free(struct session *s);
+
+/* lanes.c */
+must_check int lane_table_create(struct lane_table **out); /* 0 or -ENOMEM */
+void lane_table_destroy(struct lane_table *t);
+bool lane_allowed(const struct server *s);
+void lane_open_handle(struct session *s, const struct op_entry *op, struct frame *f);
+/* The first bytes of a connection: those of a lane's opening are taken off, and once it is known whose it is,
+ * the session gets the lane's channel. <0: refused, why is in e. */
+must_check int lane_opening(struct session *s, const uint8_t **p, size_t *n, struct err *e);
+void lane_begun(struct session *s);          /* its opening was authentic */
+void lanes_end(struct session *s);           /* the session that opened them closes */
+void lane_left(struct session *s);           /* a session is freed */
+bool lanes_at_work(const struct session *s); /* the session has opened lanes that still live */
 
 /* dispatch.c */
 enum op_where { OP_ON_SESSION, OP_ON_STORE };

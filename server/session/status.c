@@ -92,6 +92,13 @@ static void put_loops(json_t *o, const struct status *st, size_t workers)
     }
 }
 
+static const char *transport(const struct server *sv)
+{
+    if (!sv->o.tls)
+        return "clear";
+    return lane_allowed(sv) ? "TLS 1.3; sealed chunks on plain TCP, authenticated" : "TLS 1.3";
+}
+
 /* One flat object, as PROTOCOL.md says: who reads it needs no path to a value. */
 static json_t *status_json(const struct status *st)
 {
@@ -104,7 +111,7 @@ static json_t *status_json(const struct status *st)
     put(o, "uptime_ms", number(st->now_ms - sv->started_ms));
     put(o, "server_time_ns", number(loop_unix_ns(st->home->loop)));
     put(o, "io", json_string(sv->o.io_path ? sv->o.io_path : "unknown"));
-    put(o, "transport", json_string(st->home->tls ? "TLS 1.3" : "clear"));
+    put(o, "transport", json_string(transport(st->home->server)));
     put_store(o, &st->store);
     for (enum metric m = 0; m < METRIC_COUNT; m++)
         put(o, metric_name(m), json_integer(metric_get(m)));

@@ -16,7 +16,7 @@ static void piece_free(struct piece *p)
     list_del(&p->link);
     st->piece_count--;
     s->read_bytes -= p->held_bytes;
-    free(p->memory);
+    buffer_give(s->w, p->memory);
     free(p);
 }
 
@@ -185,7 +185,11 @@ static bool send_one(struct stream *st)
     }
     count_bytes(st, p->data.n);
     bool last = st->all_begun && st->piece_count == 1;
-    if (last)
+    uint8_t *memory = p->memory; /* NULL: the source's, which stays where it is only until it ends */
+    p->memory = NULL;
+    if (memory)
+        request_sealed(&st->r, last, p->data, memory);
+    else if (last)
         request_answer(&st->r, (struct slice){0}, p->data);
     else
         request_more(&st->r, (struct slice){0}, p->data);
@@ -209,10 +213,9 @@ static int piece_memory(struct piece *p)
 {
     uint64_t begin = p->offset / BLOCK_BYTES * BLOCK_BYTES;
     size_t n = (size_t)(block_align(p->offset + p->extent_bytes) - begin);
-    void *memory;
-    if (posix_memalign(&memory, BLOCK_BYTES, n) != 0)
+    p->memory = buffer_take(p->stream->r.s->w, n);
+    if (!p->memory)
         return -ENOMEM;
-    p->memory = memory;
     p->held_bytes = (uint32_t)n;
     p->stream->r.s->read_bytes += n;
     return 0;

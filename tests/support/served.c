@@ -141,6 +141,7 @@ void served_start(struct served *s, const struct served_options *o)
                              .buffers_bytes = 64 << 20,
                              .ensure_tenant = "acme",
                              .server = {.tls = s->tls,
+                                        .no_bulk_lane = o->no_bulk_lane,
                                         .clear_identities = &anyone,
                                         .listen = listen,
                                         .listen_count = 1,
@@ -263,15 +264,8 @@ static int receive(struct caller *c, int ms)
     return r < 0 ? -1 : 1;
 }
 
-void caller_open(struct caller *c, const struct served *s, struct channel_config *as)
+static void shake_hands(struct caller *c)
 {
-    static const struct identity server = {.server = true};
-    memset(c, 0, sizeof *c);
-    c->fd = dial(s->address);
-    if (as)
-        assert_int_equal(channel_create(as, "127.0.0.1", &c->channel, &c->err), 0);
-    else
-        assert_int_equal(channel_create_clear(false, &server, &c->channel), 0);
     assert_int_equal(channel_input(c->channel, NULL, 0, &c->err), 0);
     flush(c);
     while (!channel_ready(c->channel)) {
@@ -281,6 +275,37 @@ void caller_open(struct caller *c, const struct served *s, struct channel_config
         if (r < 0)
             return;
     }
+}
+
+void caller_open(struct caller *c, const struct served *s, struct channel_config *as)
+{
+    static const struct identity server = {.server = true};
+    memset(c, 0, sizeof *c);
+    c->fd = dial(s->address);
+    if (as)
+        assert_int_equal(channel_create(as, "127.0.0.1", &c->channel, &c->err), 0);
+    else
+        assert_int_equal(channel_create_clear(false, &server, &c->channel), 0);
+    shake_hands(c);
+}
+
+void caller_dial(struct caller *c, const struct served *s)
+{
+    static const struct identity server = {.server = true};
+    memset(c, 0, sizeof *c);
+    c->fd = dial(s->address);
+    assert_int_equal(channel_create_clear(false, &server, &c->channel), 0);
+}
+
+void caller_lane(struct caller *c, const struct served *s, const struct lane_keys *keys,
+                 const struct id *ticket)
+{
+    static const struct identity server = {.server = true};
+    memset(c, 0, sizeof *c);
+    c->fd = dial(s->address);
+    assert_int_equal(channel_create_lane(false, &server, keys, ticket, &c->channel, &c->err), 0);
+    shake_hands(c);
+    channel_allow_large(c->channel);
 }
 
 void caller_join(struct caller *c, const struct served *s, struct channel_config *as)

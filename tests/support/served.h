@@ -20,6 +20,7 @@
 struct served_options {
     size_t loop_count; /* 0: 1 */
     bool clear;        /* no TLS: everyone who connects is a writer of "acme" */
+    bool no_bulk_lane;
     struct server_limits limits;
     const struct published_dir *published;
     size_t published_count;
@@ -64,6 +65,11 @@ struct caller {
 void caller_open(struct caller *c, const struct served *s, struct channel_config *as);
 /* The same with hello said and answered. */
 void caller_join(struct caller *c, const struct served *s, struct channel_config *as);
+/* Connects, and says nothing: for caller_send_raw. What the server sends is not looked at. */
+void caller_dial(struct caller *c, const struct served *s);
+/* A bulk lane: sends its hello and waits for the welcome; c->closed if the server does not want it. */
+void caller_lane(struct caller *c, const struct served *s, const struct lane_keys *keys,
+                 const struct id *ticket);
 void caller_close(struct caller *c); /* harmless twice */
 
 /* Sends a frame; returns its request id. */

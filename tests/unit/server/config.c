@@ -23,13 +23,14 @@ static void all_keys_are_read(void **state)
     (void)state;
     struct err e = {0};
     struct config *c;
-    int r =
-        config_parse(BASE "listen = localhost:0\nio = pool\nloops = 3\nspace_reserve = 64M\njoin_wait = 5m\n"
-                          "log_level = debug\nsessions_max = 7\n; a remark\n"
-                          "[publish a b]\npath = shards\ntenant = *\nformat = records\nrecord_bytes = 4K\n"
-                          "[publish c]\npath = /d\ntenant = acme\n"
-                          "[tenant acme]\nbandwidth = 200M\n",
-                     "x.conf", "/etc/larder", &c, &e);
+    int r = config_parse(
+        BASE
+        "listen = localhost:0\nio = pool\nloops = 3\nbulk_lane = no\nspace_reserve = 64M\njoin_wait = 5m\n"
+        "log_level = debug\nsessions_max = 7\n; a remark\n"
+        "[publish a b]\npath = shards\ntenant = *\nformat = records\nrecord_bytes = 4K\n"
+        "[publish c]\npath = /d\ntenant = acme\n"
+        "[tenant acme]\nbandwidth = 200M\n",
+        "x.conf", "/etc/larder", &c, &e);
     assert_string_equal(e.text, "");
     assert_int_equal(r, 0);
     assert_int_equal(c->listen_count, 3);
@@ -39,6 +40,7 @@ static void all_keys_are_read(void **state)
     assert_string_equal(c->key, "/etc/larder/s.key");
     assert_true(c->worker_pool);
     assert_int_equal(c->loops, 3);
+    assert_false(c->bulk_lane);
     assert_int_equal(c->space_reserve_bytes, 64 << 20);
     assert_int_equal(c->join_wait_ms, 300000);
     assert_int_equal(c->limits.join_wait_ms, 300000);
@@ -65,6 +67,7 @@ static void refusals_say_where_and_what(void **state)
         {"[sever]\nstore = x\n", {"line 2", "[sever]", "[publish NAME]"}},
         {BASE "store = b\n", {"line 7", "store is given twice in [server]", ""}},
         {BASE "loops = 99\n", {"line 7", "loops", "from 1 to 16"}},
+        {BASE "bulk_lane = maybe\n", {"line 7", "bulk_lane", "yes or no"}},
         {BASE "loops = many\n", {"line 7", "a number", "many"}},
         {BASE "space_reserve = 12Q\n", {"line 7", "a size from 0 to 1P", "12Q"}},
         {BASE "join_wait = 10 parsecs\n", {"line 7", "a time from 1s to 1d", "parsecs"}},
