@@ -28,7 +28,7 @@
 #define RANK_WAIT_MS 600000
 
 struct bench_job {
-    bool restore;
+    bool restore, compare; /* compare: restores once more, over TLS alone */
     uint64_t bytes, ranks, rounds, staging, threads, stage_ms, tensor_bytes;
     const char *data, *folder, *credentials, *compression_word;
     enum larder_compression compression;
@@ -51,6 +51,7 @@ struct rank_result {
 struct board {
     pthread_barrier_t barrier;
     struct rank_result ranks[RANKS_MAX];
+    struct rank_result tls[RANKS_MAX]; /* of the restore over TLS alone */
     double round_begun_s[ROUNDS_MAX];
 };
 
@@ -163,12 +164,11 @@ static int one_save(const struct bench_job *j, struct larder *c, uint64_t rank, 
 }
 
 static int one_restore(const struct bench_job *j, struct larder *c, uint64_t rank, const struct share *s,
-                       struct board *b, struct larder_error *e)
+                       struct board *b, struct rank_result *r, struct larder_error *e)
 {
     struct larder_restore_options o = LARDER_INIT(larder_restore_options);
     struct larder_restore_info info = LARDER_INIT(larder_restore_info);
     struct larder_restore *from = NULL;
-    struct rank_result *r = &b->ranks[rank];
     struct share into = *s;
     o.run = j->run;
     o.at = LARDER_AT_LATEST;
@@ -213,6 +213,24 @@ static int share_make(const struct bench_job *j, uint64_t rank, struct share *s)
     return 0;
 }
 
+/* Once more with a client that does without the bulk lane. */
+static int restore_by_tls(const struct bench_job *j, const struct larder_options *like, uint64_t rank,
+                          const struct share *s, struct board *b, struct larder_error *e)
+{
+    struct larder_options o = *like;
+    struct larder *c = NULL;
+    o.no_bulk_lane = 1;
+    int status = larder_open(&o, &c, e);
+    pthread_barrier_wait(&b->barrier);
+    pthread_barrier_wait(&b->barrier);
+    if (status == 0)
+        status = one_restore(j, c, rank, s, b, &b->tls[rank], e);
+    else
+        pthread_barrier_wait(&b->barrier);
+    (void)larder_close(c, -1, NULL);
+    return status;
+}
+
 /* A rank's life. */
 static int rank_run(const struct bench_job *j, struct board *b, uint64_t rank)
 {
@@ -240,9 +258,11 @@ static int rank_run(const struct bench_job *j, struct board *b, uint64_t rank)
         pthread_barrier_wait(&b->barrier);
         cpu = cpu_now_s();
         r->memcpy_cpu_s = 0;
-        status = one_restore(j, c, rank, &s, b, &e);
+        status = one_restore(j, c, rank, &s, b, r, &e);
     }
     r->cpu_s = cpu_now_s() - cpu - r->memcpy_cpu_s;
+    if (status == 0 && j->compare)
+        status = restore_by_tls(j, &o, rank, &s, b, &e);
     if (getrusage(RUSAGE_SELF, &usage) == 0)
         r->peak_rss = (uint64_t)usage.ru_maxrss * 1024;
     if (status < 0)
@@ -354,9 +374,15 @@ struct bound {
     bool direct;
 };
 
+/* Sealed chunks on a bulk lane need no TLS. */
+static enum stage wire_of(const struct board *b)
+{
+    return strstr(b->ranks[0].path, "plain TCP") ? STAGE_TCP : STAGE_TLS;
+}
+
 /* CPU per GB of plaintext of everything that must be done once, and the slowest device, for the given ratio.
  */
-static void bound_measure(const struct bench_job *j, double ratio, struct bound *out)
+static void bound_measure(const struct bench_job *j, double ratio, enum stage wire, struct bound *out)
 {
     struct stage_figures f[STAGE_COUNT];
     double stored_cpu, plain_cpu, device = INFINITY;
@@ -375,8 +401,8 @@ static void bound_measure(const struct bench_job *j, double ratio, struct bound 
     plain_cpu =
         f[STAGE_MEMCPY].cpu_s_per_gb + (plain ? 0 : f[codec].cpu_s_per_gb) + f[STAGE_CHECKSUM].cpu_s_per_gb;
     /* of stored bytes: cipher, checksum on both sides, the wire with both its ends, the disk */
-    stored_cpu = f[STAGE_AES_GCM].cpu_s_per_gb + 2 * f[STAGE_CHECKSUM].cpu_s_per_gb +
-                 f[STAGE_TLS].cpu_s_per_gb + f[disk].cpu_s_per_gb;
+    stored_cpu = f[STAGE_AES_GCM].cpu_s_per_gb + 2 * f[STAGE_CHECKSUM].cpu_s_per_gb + f[wire].cpu_s_per_gb +
+                 f[disk].cpu_s_per_gb;
     if (f[disk].gbps > 0)
         device = f[disk].gbps / ratio;
     out->direct = f[disk].direct;
@@ -388,7 +414,12 @@ static void bound_measure(const struct bench_job *j, double ratio, struct bound 
 /* ---- the result
  * --------------------------------------------------------------------------------------------- */
 
+struct server_cpu {
+    double seen, tls; /* seconds; negative: not seen */
+};
+
 struct figures {
+    double gbps_tls, server_cpu_tls; /* of the restore over TLS alone; negative: there was none */
     double gbps, describe_s, stall_s, first_stall_s, memcpy_s, ratio, server_cpu, client_cpu;
     uint64_t bytes, peak_rss;
 };
@@ -415,10 +446,21 @@ static void figures_save(const struct bench_job *j, const struct board *b, struc
     f->gbps = (double)f->bytes / best / 1e9;
 }
 
-static void figures_make(const struct bench_job *j, const struct board *b, double server_cpu_s,
+/* Bytes restored by all ranks over the time from the first's begin to the last's end. */
+static double restore_gbps(const struct bench_job *j, const struct rank_result *r)
+{
+    double begun = INFINITY, ended = 0;
+    for (uint64_t i = 0; i < j->ranks; i++) {
+        begun = fmin(begun, r[i].begun_s);
+        ended = fmax(ended, r[i].restored_s);
+    }
+    return (double)(share_bytes(j) * j->ranks) / (ended - begun) / 1e9;
+}
+
+static void figures_make(const struct bench_job *j, const struct board *b, const struct server_cpu *cpu_s,
                          struct figures *f)
 {
-    double plain = 0, stored = 0, cpu = 0, begun = INFINITY, ended = 0;
+    double plain = 0, stored = 0, cpu = 0;
     f->bytes = share_bytes(j) * j->ranks;
     for (uint64_t i = 0; i < j->ranks; i++) {
         const struct rank_result *r = &b->ranks[i];
@@ -427,34 +469,45 @@ static void figures_make(const struct bench_job *j, const struct board *b, doubl
         cpu += r->cpu_s;
         f->memcpy_s = fmax(f->memcpy_s, r->memcpy_s);
         f->peak_rss = r->peak_rss > f->peak_rss ? r->peak_rss : f->peak_rss;
-        begun = fmin(begun, r->begun_s);
-        ended = fmax(ended, r->restored_s);
     }
     f->ratio = plain > 0 ? stored / plain : 1;
     figures_save(j, b, f);
     if (j->restore)
-        f->gbps = (double)f->bytes / (ended - begun) / 1e9;
+        f->gbps = restore_gbps(j, b->ranks);
+    f->gbps_tls = j->compare ? restore_gbps(j, b->tls) : -1;
     double moved_gb = (double)f->bytes * (j->restore ? 1 : (double)j->rounds) / 1e9;
     f->client_cpu = cpu / moved_gb;
-    f->server_cpu = server_cpu_s < 0 ? -1 : server_cpu_s / moved_gb;
+    f->server_cpu = cpu_s->seen < 0 ? -1 : cpu_s->seen / moved_gb;
+    f->server_cpu_tls = j->compare ? cpu_s->tls / moved_gb : -1;
+}
+
+static json_t *real_or_null(double v)
+{
+    return v < 0 ? json_null() : json_real(v);
+}
+
+static double cpu_over_tls(const struct figures *f)
+{
+    return f->server_cpu_tls > 0 ? f->server_cpu / f->server_cpu_tls : -1;
 }
 
 static int tell(const struct bench_job *j, const struct board *b, const struct figures *f,
                 const struct bound *bound)
 {
     double over = f->memcpy_s > 0 ? f->stall_s / f->memcpy_s : 0;
-    json_t *server = f->server_cpu < 0 ? json_null() : json_real(f->server_cpu);
     if (j->json)
         return json_print(json_pack(
-            "{s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:o,s:f,s:I,s:s,s:s,s:s,s:b,s:s,s:I,s:I,s:f}", "bytes",
-            (json_int_t)f->bytes, "ranks", (json_int_t)j->ranks, "stall_seconds", f->stall_s,
+            "{s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:o,s:f,s:I,s:s,s:s,s:s,s:b,s:s,s:I,s:I,s:f,s:o,s:o,s:"
+            "o}",
+            "bytes", (json_int_t)f->bytes, "ranks", (json_int_t)j->ranks, "stall_seconds", f->stall_s,
             "first_stall_seconds", f->first_stall_s, "memcpy_seconds", f->memcpy_s, "stall_over_memcpy", over,
             "gbps", f->gbps, "bound_gbps", bound->gbps, "of_limit", f->gbps / bound->gbps, "codec_ratio",
-            f->ratio, "server_cpu_s_per_gb", server, "client_cpu_s_per_gb", f->client_cpu, "peak_rss_bytes",
-            (json_int_t)f->peak_rss, "path", b->ranks[0].path, "data", j->data, "compression",
-            j->compression_word, "disk_direct", bound->direct, "encryption", "AES-256-GCM", "cores",
-            (json_int_t)cores_usable(), "rounds", (json_int_t)j->rounds, "describe_seconds", f->describe_s));
-    json_decref(server);
+            f->ratio, "server_cpu_s_per_gb", real_or_null(f->server_cpu), "client_cpu_s_per_gb",
+            f->client_cpu, "peak_rss_bytes", (json_int_t)f->peak_rss, "path", b->ranks[0].path, "data",
+            j->data, "compression", j->compression_word, "disk_direct", bound->direct, "encryption",
+            "AES-256-GCM", "cores", (json_int_t)cores_usable(), "rounds", (json_int_t)j->rounds,
+            "describe_seconds", f->describe_s, "server_cpu_s_per_gb_tls", real_or_null(f->server_cpu_tls),
+            "server_cpu_over_tls", real_or_null(cpu_over_tls(f)), "gbps_tls", real_or_null(f->gbps_tls)));
     printf("%s of %s by %llu rank%s, %s: %.2f GB/s, %.2f of the bound of %.2f\n",
            j->restore ? "restore" : "durable save", size_text(f->bytes).s, (unsigned long long)j->ranks,
            j->ranks == 1 ? "" : "s", j->data, f->gbps, f->gbps / bound->gbps, bound->gbps);
@@ -472,7 +525,23 @@ static int tell(const struct bench_job *j, const struct board *b, const struct f
         printf("%.2f", f->server_cpu);
     printf("; a client's memory at most %s, of it %s tensors and their copy\n", size_text(f->peak_rss).s,
            size_text(2 * share_bytes(j)).s);
+    if (f->server_cpu_tls > 0)
+        printf("  the same over TLS alone: %.2f GB/s, server %.2f CPU s per GB; so %.2f of it here\n",
+               f->gbps_tls, f->server_cpu_tls, cpu_over_tls(f));
     return STATUS_OK;
+}
+
+/* The three barriers before a restore: what came before is over; pages are forgotten; all are ready. */
+static int cold_restore(const struct bench_job *j, struct board *b, const struct crew *crew,
+                        const struct dev_server *own, double *cpu_before)
+{
+    int status = parent_barrier(j, b, crew);
+    if (status != 0)
+        return status;
+    *cpu_before = dev_cpu_s(own);
+    dev_forget_pages(own);
+    status = parent_barrier(j, b, crew);
+    return status == 0 ? parent_barrier(j, b, crew) : status;
 }
 
 /* Runs the ranks against the server whose CPU can be read (own) or not. */
@@ -482,7 +551,7 @@ static int measure(struct bench_job *j, const struct dev_server *own)
     struct crew crew = {0};
     struct figures f = {0};
     struct bound bound;
-    double server_cpu = -1;
+    struct server_cpu cpu = {-1, -1};
     int barriers = (int)j->rounds, status;
     if (!b)
         return fail_with(STATUS_OTHER, "no shared memory");
@@ -493,19 +562,19 @@ static int measure(struct bench_job *j, const struct dev_server *own)
         if (i == 0)
             cpu_before = dev_cpu_s(own);
     }
-    if (status == 0 && j->restore && (status = parent_barrier(j, b, &crew)) == 0) {
-        dev_forget_pages(own);
-        status = parent_barrier(j, b, &crew);
-        cpu_before = dev_cpu_s(own);
-        if (status == 0)
-            status = parent_barrier(j, b, &crew); /* all are ready to restore */
+    if (status == 0 && j->restore)
+        status = cold_restore(j, b, &crew, own, &cpu_before);
+    if (status == 0 && j->compare) {
+        double before = cpu_before;
+        status = cold_restore(j, b, &crew, own, &cpu_before);
+        cpu.seen = cpu_before - before;
     }
     status = crew_join(j, &crew, status != 0);
     if (own->pid > 0)
-        server_cpu = dev_cpu_s(own) - cpu_before;
+        *(j->compare ? &cpu.tls : &cpu.seen) = dev_cpu_s(own) - cpu_before;
     if (status == STATUS_OK) {
-        figures_make(j, b, server_cpu, &f);
-        bound_measure(j, f.ratio, &bound);
+        figures_make(j, b, &cpu, &f);
+        bound_measure(j, f.ratio, wire_of(b), &bound);
         status = tell(j, b, &f, &bound);
     }
     munmap(b, sizeof *b);
@@ -584,6 +653,7 @@ static int store_bench(const struct command *cmd, bool restore, int argc, char *
     if (status != STATUS_OK)
         return status;
     j.credentials = own.pid ? own.credentials : set;
+    j.compare = restore && own.pid;
     status = measure(&j, &own);
     if (!own.pid)
         remove_run(&j);
@@ -620,9 +690,11 @@ const struct command cmd_bench_save = {"bench save",
                                        "Saves host tensors N times (3), encrypted and compressed; the best "
                                        "round counts, and the first stall beside.\n" STORE_OPTIONS,
                                        save_run};
-const struct command cmd_bench_restore = {"bench restore",
-                                          "restore into host memory, and how far from the machine's bound",
-                                          "usage: larder bench restore [options]\n"
-                                          "Saves once, drops the store's pages from the page cache, restores "
-                                          "all ranks at once and compares every byte.\n" STORE_OPTIONS,
-                                          restore_run};
+const struct command cmd_bench_restore = {
+    "bench restore", "restore into host memory, and how far from the machine's bound",
+    "usage: larder bench restore [options]\n"
+    "Saves once, drops the store's pages from the page cache, restores "
+    "all ranks at once and compares every byte.\nWith a larderd of its own "
+    "it restores once more over TLS alone, to compare the server's CPU "
+    "time.\n" STORE_OPTIONS,
+    restore_run};

@@ -47,4 +47,6 @@ def test_save_and_restore(tmp_path, what, more):
             "path"} <= set(got)
     assert got["bytes"] == 8 << 20 and got["ranks"] == 2 and 0.5 < got["codec_ratio"] < 0.75
     assert got["gbps"] > 0 and got["peak_rss_bytes"] > 8 << 20 and got["path"]
+    assert "plain TCP" in got["path"]
+    assert (what == "restore") == (got["server_cpu_s_per_gb_tls"] is not None) == (got["gbps_tls"] is not None)
     assert list(tmp_path.iterdir()) == [], "the throw-away server's folder stays"
