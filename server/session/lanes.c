@@ -167,6 +167,7 @@ static int ticket_make(struct session *s, struct id *id, struct err *e)
     }
     list_init(&k->link);
     loop_random(s->w->loop, &k->id, sizeof k->id);
+    *id = k->id;
     k->identity = s->identity;
     k->group = group_ref(g);
     int rc = channel_export(s->channel, LANE_LABEL, &k->id, sizeof k->id, &k->keys, sizeof k->keys);
@@ -174,9 +175,7 @@ static int ticket_make(struct session *s, struct id *id, struct err *e)
                 : ticket_add(s, k, e);
     if (rc < 0)
         ticket_free(k);
-    else
-        *id = k->id;
-    return rc;
+    return rc; /* once it is in the table, any loop may take it */
 }
 
 void lane_open_handle(struct session *s, const struct op_entry *op, struct frame *f)
