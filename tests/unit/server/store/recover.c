@@ -202,7 +202,8 @@ static void a_damaged_commit_record_is_named_and_its_parts_stay(void **state)
     stats = restart();
     assert_int_equal(stats.damaged_objects, 1);
     assert_non_null(strstr(logged, "c-0000000000000002"));
-    assert_int_equal(commits(false, items), 2); /* the older one is offered, the damaged one not passed over */
+    assert_int_equal(commits(false, items),
+                     2); /* the older one is offered, the damaged one not passed over */
     assert_int_equal(items[0].step, 10);
     assert_int_equal(items[0].state, COMMIT_GOOD);
     assert_int_equal(items[1].sequence, 2);
