@@ -218,10 +218,26 @@ static size_t decode(const uint8_t *masks, size_t n, unsigned k, uint8_t base, c
 const struct tiers_ops tiers_portable = {
     .name = "portable", .split = split, .merge = merge, .encode = encode, .count = count, .decode = decode};
 
+uint64_t tiers_pack[256], tiers_spread[256];
+
+__attribute__((constructor)) static void tables_fill(void)
+{
+    for (unsigned bits = 0; bits < 256; bits++) {
+        unsigned used = 0;
+        for (unsigned i = 0; i < 8; i++) {
+            if (!(bits >> i & 1))
+                continue;
+            tiers_pack[bits] |= (uint64_t)i << 8 * used;
+            tiers_spread[bits] |= (uint64_t)used << 8 * i;
+            used++;
+        }
+    }
+}
+
 /* From the slowest to the fastest. */
 const struct tiers_ops *tiers_ops_at(unsigned i)
 {
-    const struct tiers_ops *all[] = {&tiers_portable, tiers_avx2(), tiers_avx512()};
+    const struct tiers_ops *all[] = {&tiers_portable, tiers_neon(), tiers_avx2(), tiers_avx512()};
     unsigned seen = 0;
     for (size_t j = 0; j < sizeof all / sizeof all[0]; j++)
         if (all[j] && seen++ == i)

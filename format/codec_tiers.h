@@ -45,8 +45,13 @@ static inline size_t tier_mask_bytes(size_t n, unsigned k)
     return (n + 63) / 64 * k * 8;
 }
 
+/* For each set of 8 bits, indices for a byte shuffle: tiers_pack brings the bytes whose bit is set to the
+ * front, tiers_spread takes them back. */
+extern uint64_t tiers_pack[256], tiers_spread[256];
+
 extern const struct tiers_ops tiers_portable;
 /* NULL where the processor lacks the instructions. */
+const struct tiers_ops *tiers_neon(void);
 const struct tiers_ops *tiers_avx2(void);
 const struct tiers_ops *tiers_avx512(void);
 /* The best that this machine can run. */

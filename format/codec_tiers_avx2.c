@@ -8,23 +8,6 @@
 
 #define TARGET __attribute__((target("avx2,popcnt,bmi,bmi2")))
 
-/* For each set of 8 bits: pack[] brings the bytes whose bit is set to the front, spread[] takes them back. */
-static uint64_t pack[256], spread[256];
-
-__attribute__((constructor)) static void tables_fill(void)
-{
-    for (unsigned bits = 0; bits < 256; bits++) {
-        unsigned used = 0;
-        for (unsigned i = 0; i < 8; i++) {
-            if (!(bits >> i & 1))
-                continue;
-            pack[bits] |= (uint64_t)i << 8 * used;
-            spread[bits] |= (uint64_t)used << 8 * i;
-            used++;
-        }
-    }
-}
-
 /* Within each 128-bit lane: 4 elements of 4 bytes to their planes, most significant first. Its own inverse
  * but for the order of bytes, hence two tables. */
 #define GROUP4   3, 7, 11, 15, 2, 6, 10, 14, 1, 5, 9, 13, 0, 4, 8, 12
@@ -182,7 +165,7 @@ TARGET static size_t encode_whole(const uint8_t *values, size_t n, unsigned k, u
             if (bits == 0)
                 continue;
             __m128i v = _mm_loadl_epi64((const void *)(values + i + 8 * g));
-            v = _mm_shuffle_epi8(v, _mm_loadl_epi64((const void *)&pack[bits]));
+            v = _mm_shuffle_epi8(v, _mm_loadl_epi64((const void *)&tiers_pack[bits]));
             _mm_storel_epi64((void *)(escapes + found), v);
             found += (size_t)__builtin_popcount(bits);
         }
@@ -233,7 +216,7 @@ TARGET static size_t decode_whole(const uint8_t *masks, size_t n, unsigned k, ui
                 continue;
             __m128i v = _mm_loadl_epi64((const void *)(values + i + 8 * g));
             __m128i e = _mm_shuffle_epi8(_mm_loadl_epi64((const void *)(escapes + used)),
-                                         _mm_loadl_epi64((const void *)&spread[bits]));
+                                         _mm_loadl_epi64((const void *)&tiers_spread[bits]));
             v = _mm_blendv_epi8(v, e, _mm256_castsi256_si128(widen(bits)));
             _mm_storel_epi64((void *)(values + i + 8 * g), v);
             used += (size_t)__builtin_popcount(bits);
