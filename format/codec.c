@@ -6,12 +6,15 @@
  */
 #include "format/codec.h"
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <zstd.h>
 
 #include "format/codec_planes.h"
+#include "format/codec_tiers.h"
 #include "format/limits.h"
 
 #define SMALL_BYTES  64u        /* below: raw, unless all elements are equal */
@@ -60,6 +63,22 @@ void codec_state_free(struct codec_state *s)
     ZSTD_freeCCtx(s->pack);
     ZSTD_freeDCtx(s->unpack);
     free(s);
+}
+
+const char *codec_loops_at(unsigned i)
+{
+    const struct tiers_ops *ops = tiers_ops_at(i);
+    return ops ? ops->name : NULL;
+}
+
+int codec_state_loops(struct codec_state *s, const char *name)
+{
+    for (unsigned i = 0; codec_loops_at(i); i++)
+        if (strcasecmp(codec_loops_at(i), name) == 0) {
+            planes_state_use(s->planes, tiers_ops_at(i));
+            return 0;
+        }
+    return -ENOTSUP;
 }
 
 size_t codec_payload_max(size_t n)

@@ -42,6 +42,11 @@ const char *codec_name(enum codec codec);
 struct codec_state;
 must_check struct codec_state *codec_state_create(void);
 void codec_state_free(struct codec_state *s);
+/* Which loops the planes codec runs on: "portable", "NEON", "AVX2", "AVX-512". The best that the machine has
+ * unless asked for others; all give the same bytes. -ENOTSUP: this machine has none of that name. */
+must_check int codec_state_loops(struct codec_state *s, const char *name);
+/* Those that this machine has, slowest first; NULL behind the last. */
+const char *codec_loops_at(unsigned i);
 
 /* Largest payload that codec_encode writes for n plain bytes (n <= CHUNK_PLAIN_BYTES_MAX). */
 size_t codec_payload_max(size_t n);

@@ -28,7 +28,7 @@
 struct planes_state;
 must_check struct planes_state *planes_state_create(void); /* NULL: no memory */
 void planes_state_free(struct planes_state *s);
-/* For tests: other loops than the best. */
+/* Other loops than the best. */
 void planes_state_use(struct planes_state *s, const struct tiers_ops *ops);
 
 /* Bytes of an element, as planes sees it: 1, 2, 4 or 8. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The inner loops of codec "planes", behind a table, so that each machine may have loops of its own: all
- * variants read and write the same bytes. Only codec_planes.c uses this.
+ * variants read and write the same bytes. Only codec_planes.c and codec.c use this.
  *
  * Planes. An element of `width` bytes (1, 2, 4, 8; little-endian), rotated left by one bit if it is a float,
  * gives one byte to each plane; planes[0] takes the most significant.
@@ -56,7 +56,7 @@ const struct tiers_ops *tiers_avx2(void);
 const struct tiers_ops *tiers_avx512(void);
 /* The best that this machine can run. */
 const struct tiers_ops *tiers_ops_best(void);
-/* All that this machine can run, for tests: NULL behind the last. */
+/* All that this machine can run, slowest first: NULL behind the last. */
 const struct tiers_ops *tiers_ops_at(unsigned i);
 
 #endif

@@ -55,12 +55,13 @@ struct stage_work {
 };
 void stage_measure(enum stage s, const struct stage_work *w, struct stage_figures *out);
 
-/* Encode and decode speed of a codec level on one core; level -1: plain zstd level 1. */
+/* Encode and decode speed of a codec level on one core; level -1: plain zstd level 1. loops: as
+ * codec_state_loops takes them, NULL for the best; -ENOTSUP. */
 struct codec_figures {
     double ratio, encode_gbps, decode_gbps;
     bool same; /* what was decoded equals what was encoded */
 };
-int codec_measure(int level, enum dtype dtype, const void *p, size_t n, double seconds,
+int codec_measure(int level, const char *loops, enum dtype dtype, const void *p, size_t n, double seconds,
                   struct codec_figures *out);
 
 double cpu_now_s(void); /* of this process, all threads */

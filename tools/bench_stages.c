@@ -103,7 +103,7 @@ static int best_of(struct codec_run *r, const uint8_t *p, uint8_t *out, size_t n
     return 0;
 }
 
-int codec_measure(int level, enum dtype dtype, const void *p, size_t n, double seconds,
+int codec_measure(int level, const char *loops, enum dtype dtype, const void *p, size_t n, double seconds,
                   struct codec_figures *f)
 {
     size_t chunks = (n + CHUNK - 1) / CHUNK;
@@ -119,6 +119,7 @@ int codec_measure(int level, enum dtype dtype, const void *p, size_t n, double s
     uint8_t *out = pages(n);
     int status = -ENOMEM;
     if (r.state && r.zc && r.zd && r.packed && r.packed_bytes && r.codecs && out &&
+        (status = loops ? codec_state_loops(r.state, loops) : 0) == 0 &&
         (status = best_of(&r, p, out, n, seconds, true, &f->encode_gbps)) == 0 &&
         (status = best_of(&r, p, out, n, seconds, false, &f->decode_gbps)) == 0) {
         f->ratio = (double)r.stored / (double)n;
@@ -214,7 +215,8 @@ static void measure_codec(enum stage s, const char *data, double seconds, struct
     enum dtype dtype;
     uint8_t *p = pages(WORK_BYTES);
     if (!p || !bench_dtype(data, &dtype) || !bench_fill(data, 1, p, WORK_BYTES) ||
-        codec_measure(s == STAGE_ZSTD ? -1 : CODEC_LEVEL_FAST, dtype, p, WORK_BYTES, seconds / 2, &f) < 0) {
+        codec_measure(s == STAGE_ZSTD ? -1 : CODEC_LEVEL_FAST, NULL, dtype, p, WORK_BYTES, seconds / 2, &f) <
+            0) {
         snprintf(out->why_not, sizeof out->why_not, "no memory, or the codec failed");
     } else {
         out->gbps = s == STAGE_PLANES_DECODE ? f.decode_gbps : f.encode_gbps;

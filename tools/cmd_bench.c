@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "tools/bench.h"
 #include "tools/commands.h"
@@ -103,6 +104,7 @@ struct codec_bench {
     json_t *list;
     struct table table;
     uint64_t bytes, stage_ms;
+    const char *loops; /* NULL: the best */
 };
 
 /* The rows of one kind of data. */
@@ -115,7 +117,7 @@ static int codec_rows(struct codec_bench *b, const char *kind, enum dtype dtype,
         {"zstd1", -1}, {"fast", CODEC_LEVEL_FAST}, {"dense", CODEC_LEVEL_DENSE}, {"off", CODEC_LEVEL_OFF}};
     for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
         struct codec_figures f = {0};
-        if (codec_measure(codecs[i].level, dtype, p, n, (double)b->stage_ms / 1000, &f) < 0)
+        if (codec_measure(codecs[i].level, b->loops, dtype, p, n, (double)b->stage_ms / 1000, &f) < 0)
             return fail_with(STATUS_OTHER, "%s of %s failed: no memory?", codecs[i].name, kind);
         if (!f.same)
             return fail_with(STATUS_DAMAGE, "%s of %s: what was decoded is not what was encoded",
@@ -167,20 +169,36 @@ static int codec_file(struct codec_bench *b, const char *path, const char *dtype
     return status;
 }
 
+static bool loops_known(const char *name)
+{
+    for (unsigned i = 0; codec_loops_at(i); i++)
+        if (strcasecmp(codec_loops_at(i), name) == 0)
+            return true;
+    return false;
+}
+
+static int loops_refuse(const char *command, const char *name)
+{
+    char have[128] = "";
+    for (unsigned i = 0; codec_loops_at(i); i++)
+        snprintf(have + strlen(have), sizeof have - strlen(have), "%s%s", i ? ", " : "", codec_loops_at(i));
+    return fail_usage(command, "this machine has no loops named %s; it has %s", name, have);
+}
+
 static int codec_run(const struct command *cmd, int argc, char **argv)
 {
     static const char *const heads[] = {"DATA", "CODEC", ">RATIO", ">ENCODE GB/S", ">DECODE GB/S"};
     struct common common = {0};
     const char *file = NULL, *dtype = NULL;
     struct codec_bench b = {.bytes = 64u << 20, .stage_ms = 500};
-    const struct opt opts[] = {{"file", OPT_TEXT, &file},
-                               {"dtype", OPT_TEXT, &dtype},
-                               {"bytes", OPT_SIZE, &b.bytes},
-                               {"stage-ms", OPT_NUMBER, &b.stage_ms},
-                               {0}};
+    const struct opt opts[] = {{"file", OPT_TEXT, &file},     {"dtype", OPT_TEXT, &dtype},
+                               {"bytes", OPT_SIZE, &b.bytes}, {"stage-ms", OPT_NUMBER, &b.stage_ms},
+                               {"loops", OPT_TEXT, &b.loops}, {0}};
     int status;
     if (!options_read(cmd, &argc, argv, opts, 0, 0, &common, &status))
         return status;
+    if (b.loops && !loops_known(b.loops))
+        return loops_refuse(cmd->name, b.loops);
     if (b.bytes < 4096 || b.bytes > (uint64_t)8 << 30 || b.stage_ms > 600000)
         return fail_usage(cmd->name, "--bytes is from 4 KiB to 8 GiB, --stage-ms at most 600000");
     b.bytes -= b.bytes % 4096;
@@ -197,11 +215,12 @@ static int codec_run(const struct command *cmd, int argc, char **argv)
 
 const struct command cmd_bench_codec = {
     "bench codec", "compression: ratio and speed on one core",
-    "usage: larder bench codec [--bytes SIZE] [--file FILE --dtype T] [--json]\n"
+    "usage: larder bench codec [--bytes SIZE] [--file FILE --dtype T] [--loops NAME] [--json]\n"
     "Encodes and decodes chunks of 4 MiB on one core, beside plain zstd level 1, and checks that what comes "
     "back is\n"
     "the same. Data: normal weights as bf16 and fp32, random bytes, zeros; or FILE as elements of T (BF16, "
     "F32, ...).\n"
     "  --bytes SIZE   of each kind of data (64M)    --stage-ms N   for each figure, at least (500)\n"
+    "  --loops NAME   of the planes codec: portable, NEON, AVX2, AVX-512; the best that the machine has\n"
     "  --json         [{\"data\", \"codec\", \"ratio\", \"encode_gbps\", \"decode_gbps\"}]\n",
     codec_run};

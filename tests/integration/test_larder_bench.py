@@ -23,6 +23,15 @@ def test_codec():
     assert ratio["bf16-gaussian", "fast"] < 0.70 and ratio["random", "fast"] <= 1.001 and ratio["zero", "fast"] == 0
 
 
+def test_codec_on_other_loops():
+    """All loops give the same bytes, hence the same ratios; a name that is not there is refused with those that are."""
+    best = bench("codec", "--bytes", "4M", "--stage-ms", 0)
+    plain = bench("codec", "--bytes", "4M", "--stage-ms", 0, "--loops", "portable")
+    assert [(r["data"], r["codec"], r["ratio"]) for r in plain] == [(r["data"], r["codec"], r["ratio"]) for r in best]
+    refused = run_larder("bench", "codec", "--loops", "mmx")
+    assert refused.returncode == USAGE and "portable" in refused.stderr
+
+
 def test_codec_of_a_file(tmp_path):
     (tmp_path / "f").write_bytes(b"\x00\x3f" * 10000)
     rows = bench("codec", "--file", tmp_path / "f", "--dtype", "BF16", "--stage-ms", 0)
