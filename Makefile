@@ -93,6 +93,9 @@ $(BUILD)/larder: $(TOOLS) $(FORMAT) $(BUILD)/liblarder.so
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $(filter %.o,$^) -o $@ -L$(BUILD) -llarder -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../$(MULTIARCH)' $(FORMAT_LIBS) -lm
 
+# What machines without vector code of their own run: the compiler may make vectors of it.
+$(BUILD)/obj/format/codec_tiers.o: CFLAGS += -O3
+
 # The trainer's results must not depend on how the compiler contracts products and sums.
 $(DEMO): CFLAGS += -O3 -ffp-contract=off
 $(BUILD)/larder-demo: $(DEMO) $(FORMAT) $(BUILD)/liblarder.so

@@ -138,21 +138,21 @@ static size_t encode_group(const uint8_t *values, size_t n, unsigned k, uint8_t 
 {
     uint8_t codes[64] = {0};
     const uint8_t away = (uint8_t)((1u << k) - 1);
-    size_t found = 0;
     for (size_t i = 0; i < n; i++) {
         uint8_t code = (uint8_t)(values[i] - base);
         codes[i] = code < away ? code : away;
     }
-    for (size_t i = 0; i < n; i++) {
-        escapes[found] = values[i];
-        found += codes[i] == away;
-    }
+    uint64_t gone = ~0ull;
     for (unsigned b = 0; b < k; b++) {
         uint64_t mask = 0;
         for (unsigned i = 0; i < 8; i++)
             mask |= gather(le64_get(codes + 8 * i) >> b) << 8 * i;
         le64_put(masks + 8 * b, mask);
+        gone &= mask;
     }
+    size_t found = 0;
+    for (; gone; gone &= gone - 1)
+        escapes[found++] = values[__builtin_ctzll(gone)];
     return found;
 }
 
@@ -187,20 +187,20 @@ static size_t decode_group(const uint8_t *masks, size_t n, unsigned k, uint8_t b
                            uint8_t *values)
 {
     uint8_t codes[64];
-    const uint8_t away = (uint8_t)((1u << k) - 1);
+    uint64_t gone = ~0ull;
+    for (unsigned b = 0; b < k; b++)
+        gone &= le64_get(masks + 8 * b);
     for (unsigned i = 0; i < 8; i++) {
         uint64_t v = 0;
         for (unsigned b = 0; b < k; b++)
             v |= scatter(masks[8 * b + i]) << b; /* byte i of a little-endian mask holds bits 8i to 8i + 7 */
         le64_put(codes + 8 * i, v);
     }
+    for (size_t i = 0; i < n; i++)
+        values[i] = (uint8_t)(codes[i] + base);
     size_t used = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint8_t escape = escapes[used];
-        bool not_here = codes[i] == away;
-        values[i] = not_here ? escape : (uint8_t)(codes[i] + base);
-        used += not_here;
-    }
+    for (; gone; gone &= gone - 1)
+        values[__builtin_ctzll(gone)] = escapes[used++];
     return used;
 }
 
