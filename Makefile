@@ -44,7 +44,7 @@ DEMO := $(call objects,$(wildcard tools/demo/*.c))
 PROGRAMS := $(if $(wildcard server/main.c),$(BUILD)/larderd) \
             $(if $(wildcard client/larder.map),$(BUILD)/liblarder.so $(BUILD)/larder $(BUILD)/larder-demo)
 
-.PHONY: all check demo bench fuzz sim tidy install uninstall deps clean help tests
+.PHONY: all check demo bench bench-weights bench-peers fuzz sim tidy install uninstall deps clean help tests
 .SUFFIXES:
 .SECONDARY:
 
@@ -56,6 +56,8 @@ help:
 	    'make check        every test and the checks of the house rules; T=word runs those whose names have it' \
 	    'make demo         trains, kills a rank in the middle of a save, resumes on more ranks' \
 	    'make bench        what this machine can do, and how near larder comes; BENCH_ARGS="--bytes 2G"' \
+	    'make bench-weights  the codecs on a published model and on a trained optimiser' \
+	    'make bench-peers  larder beside zstd, openssl and cp, and beside PyTorch, on this disk (installs them below build/)' \
 	    'make sim          thousands of seeds on the simulator' \
 	    'make fuzz         every fuzz target; FUZZ_SECONDS=n, T=word' \
 	    'make tidy         cppcheck, formatting and the checks of the house rules' \
@@ -167,6 +169,10 @@ demo: all
 bench: all
 	$(Q)for what in limits codec "save $(BENCH_ARGS)" "restore $(BENCH_ARGS)"; do \
 	    echo "larder bench $$what" && $(BUILD)/larder bench $$what && echo || exit 1; done
+
+# Codecs on a published model's weights and on a trained optimiser's state.
+bench-weights: all
+	$(Q)BUILD=$(BUILD) tests/bench/weights
 
 MANUALS := $(wildcard tools/*.[158] server/*.[158] client/*.[1358])
 VERSION = $(shell sed -n 's/.*LARDER_VERSION_STRING *"\(.*\)"/\1/p' format/version.h)
