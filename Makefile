@@ -55,7 +55,7 @@ help:
 	    'make              builds larderd, larder and liblarder.so into $(BUILD)/' \
 	    'make check        every test and the checks of the house rules; T=word runs those whose names have it' \
 	    'make demo         trains, kills a rank in the middle of a save, resumes on more ranks' \
-	    'make bench        what this machine can do, and how near larder comes; BENCH_ARGS="--bytes 2G"' \
+	    'make bench        what this machine can do, and how near larder comes; BENCH_ARGS="--bytes 2G"'\
 	    'make bench-weights  the codecs on a published model and on a trained optimiser' \
 	    'make bench-peers  larder beside zstd, openssl and cp, and beside PyTorch, on this disk (installs them below build/)' \
 	    'make sim          thousands of seeds on the simulator' \
@@ -173,6 +173,10 @@ bench: all
 # Codecs on a published model's weights and on a trained optimiser's state.
 bench-weights: all
 	$(Q)BUILD=$(BUILD) tests/bench/weights
+
+# A checkpoint by larder and by its peers, to the same disk. PEERS_ARGS: such as --bytes 2G --json.
+bench-peers: all
+	$(Q)BUILD=$(BUILD) tests/bench/peers $(PEERS_ARGS)
 
 MANUALS := $(wildcard tools/*.[158] server/*.[158] client/*.[1358])
 VERSION = $(shell sed -n 's/.*LARDER_VERSION_STRING *"\(.*\)"/\1/p' format/version.h)
