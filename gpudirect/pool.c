@@ -8,11 +8,20 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "format/base/cursor.h"
 
 #define HUGE_BYTES (2u << 20)
 #define PAGE_BYTES 4096u
+
+#define PIECE_BYTES     (1u << 30) /* registered at once; some drivers refuse much more */
+#define PIECE_BYTES_MIN (1u << 24) /* halved down to this where they refuse */
+
+/* From <linux/mempolicy.h>, which not every libc has. */
+#define MPOL_PREFERRED 1
+#define MPOL_MF_MOVE   2
 
 struct pool {
     uint8_t *memory; /* aligned to a huge page */
@@ -20,41 +29,61 @@ struct pool {
     size_t mapped_bytes;
     size_t bytes, slot_bytes, slots;
     bool locked;
-    char note[200];
+    int lock_errnum; /* why not */
+    char note[ERR_TEXT_BYTES + 100];
+    struct memory *device; /* once asked to register */
+    struct err refused;    /* why it is not */
+    int near;              /* NUMA node that it was moved to, or -1 */
+    size_t *pieces;        /* where each registered one begins; ascending, the first at 0 */
+    size_t piece_count;
     pthread_mutex_t lock;
     size_t free_count;
     uint32_t *free_slots; /* a stack: the slot used last is the warmest */
 };
 
-static void describe(struct pool *p, int errnum)
+/* "256 MiB locked, registered with CUDA in 1 piece near NUMA node 0" */
+static void describe(struct pool *p)
 {
+    char registered[ERR_TEXT_BYTES + 40] = "", node[32] = "";
     unsigned long long mib = p->bytes >> 20;
+    const char *kind = p->device ? memory_kind_name(memory_kind(p->device)) : "";
     struct rlimit limit = {0};
     getrlimit(RLIMIT_MEMLOCK, &limit);
+    if (p->near >= 0)
+        snprintf(node, sizeof node, " near NUMA node %d", p->near);
+    if (p->piece_count > 0)
+        snprintf(registered, sizeof registered, "registered with %s in %zu piece%s%s", kind, p->piece_count,
+                 p->piece_count == 1 ? "" : "s", node);
+    else if (p->refused.class != ERR_NONE)
+        snprintf(registered, sizeof registered, "not registered with %s: %s", kind, p->refused.text);
+    const char *comma = *registered ? ", " : "";
     if (p->locked)
-        snprintf(p->note, sizeof p->note, "%llu MiB locked", mib);
+        snprintf(p->note, sizeof p->note, "%llu MiB locked%s%s", mib, comma, registered);
+    else if (p->piece_count > 0) /* which pins it */
+        snprintf(p->note, sizeof p->note, "%llu MiB %s", mib, registered);
     else if (limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < p->bytes)
-        snprintf(p->note, sizeof p->note,
-                 "%llu MiB not locked: the memlock limit is %llu KiB; raise it (ulimit -l, or LimitMEMLOCK=)",
-                 mib, (unsigned long long)limit.rlim_cur >> 10);
+        snprintf(
+            p->note, sizeof p->note,
+            "%llu MiB not locked: the memlock limit is %llu KiB; raise it (ulimit -l, or LimitMEMLOCK=)%s%s",
+            mib, (unsigned long long)limit.rlim_cur >> 10, comma, registered);
     else
-        snprintf(p->note, sizeof p->note, "%llu MiB not locked: %s", mib, strerror(errnum));
+        snprintf(p->note, sizeof p->note, "%llu MiB not locked: %s%s%s", mib, strerror(p->lock_errnum), comma,
+                 registered);
 }
 
 /* Huge pages first, so that touching takes few faults; then every page is made present. */
 static void take_memory(struct pool *p)
 {
-    int errnum = 0;
     (void)madvise(p->memory, p->bytes, MADV_HUGEPAGE);
     (void)madvise(p->memory, p->bytes, MADV_DONTFORK); /* a child has no use for it, and must not copy it */
     (void)madvise(p->memory, p->bytes, MADV_DONTDUMP);
     p->locked = mlock(p->memory, p->bytes) == 0;
     if (!p->locked) {
-        errnum = errno;
+        p->lock_errnum = errno;
         for (size_t i = 0; i < p->bytes; i += PAGE_BYTES)
             ((volatile uint8_t *)p->memory)[i] = 0;
     }
-    describe(p, errnum);
+    describe(p);
 }
 
 int pool_create(uint64_t bytes, size_t slot_bytes, struct pool **out, struct err *e)
@@ -83,6 +112,7 @@ int pool_create(uint64_t bytes, size_t slot_bytes, struct pool **out, struct err
     p->bytes = total;
     p->slot_bytes = slot_bytes;
     p->slots = p->free_count = (size_t)slots;
+    p->near = -1;
     p->free_slots = free_slots;
     for (size_t i = 0; i < p->slots; i++)
         free_slots[i] = (uint32_t)(p->slots - 1 - i);
@@ -92,13 +122,101 @@ int pool_create(uint64_t bytes, size_t slot_bytes, struct pool **out, struct err
     return 0;
 }
 
+/* ---- registering ---- */
+
+/* A hint: where the kernel cannot, the pages stay. Locked pages may be moved until they are registered. */
+static void move_near(struct pool *p, int node)
+{
+    unsigned long mask[16] = {0}; /* 1024 nodes, the most that kernels are built for */
+    if (node < 0 || (size_t)node >= 8 * sizeof mask)
+        return;
+    mask[(size_t)node / (8 * sizeof *mask)] = 1ul << (size_t)node % (8 * sizeof *mask);
+    if (syscall(SYS_mbind, p->memory, p->bytes, MPOL_PREFERRED, mask, 8 * sizeof mask, MPOL_MF_MOVE) == 0)
+        p->near = node;
+}
+
+static void unregister_all(struct pool *p)
+{
+    while (p->piece_count > 0)
+        memory_unregister(p->device, p->memory + p->pieces[--p->piece_count]);
+}
+
+/* Whole slots, so that none lies in two pieces; a slot that is larger than a piece is cut. */
+static size_t piece_of(const struct pool *p, size_t most)
+{
+    return most > p->slot_bytes ? most / p->slot_bytes * p->slot_bytes : most;
+}
+
+static int register_all(struct pool *p, struct err *e)
+{
+    size_t most = PIECE_BYTES;
+    for (size_t at = 0; at < p->bytes;) {
+        size_t left = p->bytes - at, want = piece_of(p, most), n = left < want ? left : want;
+        int rc = memory_register(p->device, p->memory + at, n, e);
+        if (rc == 0) {
+            p->pieces[p->piece_count++] = at;
+            at += n;
+        } else if (rc == -ENODEV || rc == -EEXIST || most <= PIECE_BYTES_MIN) {
+            return rc;
+        } else {
+            most /= 2;
+        }
+    }
+    return 0;
+}
+
+int pool_register(struct pool *p, struct memory *m, struct err *e)
+{
+    struct err own;
+    e = e ? e : &own;
+    if (memory_kind(m) == MEMORY_HOST || p->piece_count > 0)
+        return 0;
+    if (p->device) {
+        *e = p->refused;
+        return -p->refused.errnum;
+    }
+    /* of pieces that are whole slots, none but the last is smaller than half of what was allowed */
+    p->pieces = calloc(p->bytes / (PIECE_BYTES_MIN / 2) + 1, sizeof *p->pieces);
+    if (!p->pieces)
+        return err_set(e, ERR_NO_MEMORY, "no memory to register staging memory");
+    p->device = m;
+    move_near(p, memory_info(m)->numa_node);
+    int rc = register_all(p, e);
+    if (rc < 0) {
+        err_prepend(e, "staging memory of %zu MiB", p->bytes >> 20);
+        p->refused = *e;
+        unregister_all(p);
+    }
+    describe(p);
+    return rc;
+}
+
+bool pool_registered(const struct pool *p)
+{
+    return p->piece_count > 0;
+}
+
+size_t pool_run(const struct pool *p, const void *at, size_t n)
+{
+    size_t offset = (size_t)((const uint8_t *)at - p->memory);
+    check((const uint8_t *)at >= p->memory && offset <= p->bytes && n <= p->bytes - offset);
+    for (size_t i = 0; i < p->piece_count; i++)
+        if (p->pieces[i] > offset)
+            return p->pieces[i] - offset < n ? p->pieces[i] - offset : n;
+    return n;
+}
+
+/* ---- slots ---- */
+
 void pool_destroy(struct pool *p)
 {
     if (!p)
         return;
     check(p->free_count == p->slots);
+    unregister_all(p);
     munmap(p->mapped, p->mapped_bytes);
     pthread_mutex_destroy(&p->lock);
+    free(p->pieces);
     free(p->free_slots);
     free(p);
 }
