@@ -4,6 +4,7 @@
 #   SAN=address,undefined    builds and checks under sanitizers, in a folder of its own; SAN=thread likewise
 #   CC=clang                 the other compiler
 #   PREFIX, DESTDIR          where `make install` puts things
+#   NVCC=                    builds without what runs on a GPU; NVCC=path another nvcc than that of PATH
 
 PREFIX ?= /usr/local
 MULTIARCH := lib
@@ -14,6 +15,12 @@ CC := gcc
 endif
 Q := $(if $(V),,@)
 say = $(if $(V)$(findstring s,$(firstword -$(MAKEFLAGS))),,@printf '  %-5s %s\n' $(1) $(2))
+
+# The kernels for GPUs: code for the generations that this nvcc knows, PTX of its oldest for all others.
+NVCC ?= $(shell command -v nvcc)
+NVCC_CODES := $(if $(NVCC),$(shell $(NVCC) --list-gpu-code))
+KERNELS_SM := $(filter sm_80 sm_90 sm_100 sm_120,$(NVCC_CODES))
+KERNELS_PTX := $(patsubst sm_%,compute_%,$(firstword $(filter-out sm_3% sm_5% sm_6%,$(NVCC_CODES))))
 
 PACKAGES := liburing-dev libzstd-dev libssl-dev libxxhash-dev libjansson-dev libinih-dev libcmocka-dev \
             gcc make pkg-config python3 python3-pytest mandoc openssl iproute2
@@ -67,7 +74,8 @@ help:
 	    '' \
 	    'V=1                      shows the commands' \
 	    'SAN=address,undefined    builds and checks under sanitizers, in a folder of its own; SAN=thread likewise' \
-	    'CC=clang BUILD=build/clang  the other compiler'
+	    'CC=clang BUILD=build/clang  the other compiler' \
+	    'NVCC=                    without the kernels for GPUs, also where nvcc is there'
 
 # Installs what is missing, saying which; as root or through sudo.
 deps:
@@ -80,6 +88,26 @@ $(BUILD)/obj/%.o: %.c | deps-quick
 	$(call say,CC,$<)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(COMPILE) -c $< -o $@
+
+# Made anew when another nvcc is used, or none.
+ifneq ($(shell cat $(BUILD)/nvcc 2>/dev/null),$(strip $(NVCC) $(KERNELS_SM) $(KERNELS_PTX)))
+.PHONY: $(BUILD)/nvcc
+endif
+$(BUILD)/nvcc:
+	$(Q)mkdir -p $(@D)
+	$(Q)echo '$(strip $(NVCC) $(KERNELS_SM) $(KERNELS_PTX))' >$@
+
+$(BUILD)/kernels.fatbin: gpudirect/kernels.cu gpudirect/portable.h gpudirect/chunk_hash.h gpudirect/strided.h $(BUILD)/nvcc
+	$(call say,NVCC,$<)
+	$(Q)$(NVCC) -std=c++17 -O3 -I. -fatbin -Xfatbin=-compress-all \
+	    $(foreach s,$(KERNELS_SM),-gencode arch=$(s:sm_%=compute_%),code=$(s)) -gencode arch=$(KERNELS_PTX),code=$(KERNELS_PTX) $< -o $@
+
+$(BUILD)/obj/gpudirect/kernels_image.o: $(BUILD)/nvcc
+ifneq ($(NVCC),)
+$(BUILD)/obj/gpudirect/kernels_image.o: $(BUILD)/kernels.fatbin
+$(BUILD)/obj/gpudirect/kernels_image.o: CPPFLAGS += -DKERNELS_IMAGE='"$(BUILD)/kernels.fatbin"' \
+    -DKERNELS_IMAGE_FOR='"$(KERNELS_SM), and $(KERNELS_PTX) for others"'
+endif
 
 $(BUILD)/larderd: $(BUILD)/obj/server/main.o $(SERVER) $(FORMAT)
 	$(call say,LINK,$@)
