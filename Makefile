@@ -24,7 +24,8 @@ KERNELS_PTX := $(patsubst sm_%,compute_%,$(firstword $(filter-out sm_3% sm_5% sm
 
 PACKAGES := liburing-dev libzstd-dev libssl-dev libxxhash-dev libjansson-dev libinih-dev libcmocka-dev \
             gcc make pkg-config python3 python3-pytest mandoc openssl iproute2
-TIDY_PACKAGES := clang clang-format cppcheck libclang-rt-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+TIDY_PACKAGES := clang clang-format cppcheck libclang-rt-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user \
+                 e2fsprogs xfsprogs btrfs-progs
 
 WARNINGS := -Wall -Wextra -Werror -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes $(if $(findstring clang,$(CC)),,-Wno-format-truncation)
 HARDEN := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all,-D_FORTIFY_SOURCE=2 -fstack-protector-strong)

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import struct
@@ -40,6 +41,7 @@ class Server:
         self.start()
 
     def start(self):
+        (self.folder / "address").unlink(missing_ok=True)  # of a life before that was cut off
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen([str(BUILD / "larderd"), "--dev", str(self.folder), *self.more],
                                             stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -53,7 +55,6 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(how)
             self.process.wait(timeout=60)
-        (self.folder / "address").unlink(missing_ok=True)
 
     def credentials(self, role="admin"):
         return self.folder / f"dev-{role}.json"
@@ -91,6 +92,54 @@ def own_server(tmp_path):
     s = Server(tmp_path / "dev")
     yield s
     s.stop()
+
+
+class Disk:
+    """A file system of its own on a loop device: a sparse image of `mebibytes` in `folder`, mounted at `.mount`. Skips the
+    test where that is not allowed or the file system is not known."""
+
+    def __init__(self, kind, folder, mebibytes, options="defaults"):
+        self.options = options
+        self.image, self.mount = folder / f"{kind}.img", folder / f"{kind}.mnt"
+        self.mounted = False
+        make = f"mkfs.{kind}"
+        if os.geteuid() != 0 or not shutil.which(make):
+            pytest.skip(f"needs root and {make} (make deps installs it)")
+        self.mount.mkdir()
+        with open(self.image, "wb") as f:
+            f.truncate(mebibytes << 20)
+        subprocess.run([make, "-q", {"ext4": "-F"}.get(kind, "-f"), self.image], check=True, capture_output=True)
+        self.attach()
+
+    def attach(self):
+        done = subprocess.run(["mount", "-o", f"loop,{self.options}", self.image, self.mount], capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"cannot be mounted here: {done.stderr.strip()}")
+        self.mounted = True
+
+    def detach(self):
+        if self.mounted:
+            self.mounted = subprocess.run(["umount", self.mount], capture_output=True).returncode != 0
+        return not self.mounted
+
+    def remove(self):
+        if not self.detach():
+            subprocess.run(["umount", "-l", self.mount], check=False)
+        self.image.unlink()
+
+
+@pytest.fixture
+def disks(tmp_path):
+    """make(kind, mebibytes, ...): a Disk that goes with the test, after everything on it has been stopped."""
+    made = []
+
+    def make(kind, mebibytes, folder=tmp_path, options="defaults"):
+        made.append(Disk(kind, folder, mebibytes, options))
+        return made[-1]
+
+    yield make
+    for disk in made:
+        disk.remove()
 
 
 WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
