@@ -25,11 +25,12 @@
 extern "C" {
 #endif
 
-#define LARDER_API         __attribute__((visibility("default")))
-#define LARDER_INIT(type)  ((struct type){.size = sizeof(struct type)})
-#define LARDER_DIMS_MAX    16
-#define LARDER_STATE_BYTES 64 /* a loader's position */
-#define LARDER_ID_BYTES    16
+#define LARDER_API          __attribute__((visibility("default")))
+#define LARDER_INIT(type)   ((struct type){.size = sizeof(struct type)})
+#define LARDER_DIMS_MAX     16
+#define LARDER_STATE_BYTES  64 /* a loader's position */
+#define LARDER_ID_BYTES     16
+#define LARDER_PRIORITY_MAX 100
 
 enum larder_class { /* what kind of failure: branch on this */
                     LARDER_OK = 0,
@@ -114,9 +115,9 @@ struct larder_options {
 /* Connects and authenticates. */
 LARDER_API int larder_open(const struct larder_options *options, struct larder **out, struct larder_error *e);
 /* Drains saves in flight for at most timeout_ms, then gives up on them (-ETIMEDOUT, and e names the run and
- * step lost). The failure of a save that nobody has seen yet is returned here too, with its class: 0 means
- * that every save was durable, was cancelled, or its failure was told. Frees the client in any case; restores
- * and feeds must be closed before. */
+ * step lost, and how many bytes were not stored). The failure of a save that nobody has seen yet is returned
+ * here too, with its class: 0 means that every save was durable, was cancelled, or its failure was told.
+ * Frees the client in any case; restores and feeds must be closed before. */
 LARDER_API int larder_close(struct larder *c, int timeout_ms, struct larder_error *e);
 
 struct larder_info {
@@ -145,6 +146,8 @@ struct larder_tensor {
                                           packed row-major. A stride of 0 with  others set repeats (expanded
                                           views). Packed dtypes (F4, F6): must be packed */
     void *data;                        /* first element of the box; for saving it is only read */
+    int priority; /* of a save: higher ones are sent first. -LARDER_PRIORITY_MAX .. LARDER_PRIORITY_MAX;
+                     blobs have 0 */
 };
 
 /* ---- saving
@@ -178,6 +181,9 @@ struct larder_save_options {
     enum larder_when_busy when_busy;
     int join_timeout_ms;     /* how long to wait for the other ranks; 0: the request timeout */
     unsigned verify_percent; /* of chunks that are decoded again before they are sent; 0: 1 %, 100: all */
+    unsigned deadline_ms; /* the last save of a job that has so long: from larder_save_begin until it must be
+                             durable. Then it fails with LARDER_TIMEOUT on all ranks, nothing is committed,
+                             and larder_save_left_out names what was not stored. 0: none */
 };
 
 LARDER_API int larder_save_begin(struct larder *c, const struct larder_save_options *o,
@@ -196,6 +202,11 @@ LARDER_API int larder_save_blob(struct larder_save *s, const char *name, const v
  * submit takes longer: see stall in the info. The failure of an earlier save of this client that nobody has
  * seen yet is returned here once (class of that failure). */
 LARDER_API int larder_save_submit(struct larder_save *s, struct larder_error *e);
+
+/* Waits until the save is staged, at most timeout_ms (-ETIMEDOUT): the tensors may be changed from then on.
+ * Host tensors are staged when submit returns. The error of a save that failed before it was staged. Any
+ * thread. */
+LARDER_API int larder_save_fence(struct larder_save *s, int timeout_ms, struct larder_error *e);
 
 enum larder_save_state {
     LARDER_SAVE_OPEN = 0,
@@ -221,6 +232,9 @@ LARDER_API int larder_save_info(struct larder_save *s, struct larder_save_info *
 /* Waits until the save is durable or failed (then returns its error), at most timeout_ms (-ETIMEDOUT: it goes
  * on). Any thread. */
 LARDER_API int larder_save_wait(struct larder_save *s, int timeout_ms, struct larder_error *e);
+/* Of a save that failed, by number, the tensors whose bytes the server did not have all; -ENOENT past the
+ * end. What was stored is given up with the save. The name lives as long as the handle. Any thread. */
+LARDER_API int larder_save_left_out(struct larder_save *s, size_t i, const char **name);
 /* Gives up: all ranks hear it, nothing is committed, unless it was durable already (-EEXIST). */
 LARDER_API int larder_save_cancel(struct larder_save *s, const char *reason, struct larder_error *e);
 /* The handle goes; a save in flight goes on (its failure is returned by the next submit, or by larder_close).

@@ -76,6 +76,8 @@ uint64_t part_index_bytes(const struct index_private *x);
 void part_writer_fail(struct part_writer *w, const struct err *e);
 void part_writer_progress(struct part_writer *w, uint64_t *plain, uint64_t *stored, uint64_t *sent,
                           uint32_t *chunks_sent); /* any thread */
-void part_writer_free(struct part_writer *w);     /* discards the segment on the server unless sealed */
+/* Sets stored[number] to 1 for each chunk that the server has; any thread. */
+void part_writer_stored(struct part_writer *w, uint8_t *stored);
+void part_writer_free(struct part_writer *w); /* discards the segment on the server unless sealed */
 
 #endif

@@ -720,6 +720,14 @@ void part_writer_progress(struct part_writer *w, uint64_t *plain, uint64_t *stor
     pthread_mutex_unlock(&w->lock);
 }
 
+void part_writer_stored(struct part_writer *w, uint8_t *stored)
+{
+    pthread_mutex_lock(&w->lock);
+    for (uint32_t i = 0; i < w->o.chunks; i++)
+        stored[i] = w->answered[i] != 0;
+    pthread_mutex_unlock(&w->lock);
+}
+
 static void discard_done(struct call *call)
 {
     call_free(call);

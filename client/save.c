@@ -92,6 +92,8 @@ static int fill_save(struct larder_save *s, struct larder *c, const struct larde
     s->join_timeout_ms =
         o->join_timeout_ms > 0 ? (uint32_t)o->join_timeout_ms : c->options.request_timeout_ms;
     s->verify_percent = o->verify_percent ? o->verify_percent : 1;
+    s->given_ms = o->deadline_ms;
+    s->deadline_ms = o->deadline_ms ? clock_ms() + o->deadline_ms : 0;
     rc = level_of(o->compression, &s->level, e);
     if (rc == 0)
         rc = attempt_of(c, o, &s->attempt, e);
@@ -243,7 +245,8 @@ static int take_unseen(struct saver *v, struct err *e)
 static int take_turn(struct larder_save *s, struct err *e)
 {
     struct saver *v = s->saver;
-    uint64_t until = clock_ms() + s->client->options.request_timeout_ms;
+    uint32_t bound = save_time_left(s, s->client->options.request_timeout_ms);
+    uint64_t until = clock_ms() + bound;
     int rc = take_unseen(v, e);
     while (rc == 0 && v->sending) {
         const struct larder_save *before = v->sending;
@@ -257,8 +260,7 @@ static int take_turn(struct larder_save *s, struct err *e)
         if (!clock_wait(&v->changed, &v->lock, until) && v->sending)
             return err_set(e, ERR_TIMEOUT,
                            "step %llu of %s was still being sent after %u ms; step %llu was not staged",
-                           (unsigned long long)before->step, before->run,
-                           s->client->options.request_timeout_ms, (unsigned long long)s->step);
+                           (unsigned long long)before->step, before->run, bound, (unsigned long long)s->step);
         rc = take_unseen(v, e);
     }
     if (rc == 0 && s->failed) { /* cancelled before it began */
@@ -298,7 +300,11 @@ static int submit(struct larder_save *s, struct err *e)
 {
     struct saver *v = s->saver;
     uint64_t start = clock_ns();
-    int rc = snapshot_check(&s->snapshot, e);
+    int rc = snapshot_end(&s->snapshot, e);
+    if (rc == 0 && !s->stored)
+        s->stored = calloc(s->snapshot.chunk_count + 1u, 1);
+    if (rc == 0 && !s->stored)
+        rc = err_set(e, ERR_NO_MEMORY, "no memory for a save");
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&v->lock);
@@ -315,8 +321,8 @@ static int submit(struct larder_save *s, struct err *e)
     pthread_mutex_lock(&v->lock);
     s->copying = false;
     saver_go(v, s);
-    s->staged_ns = clock_ns();
     if (s->copied == s->snapshot.chunk_count) {
+        s->staged_ns = clock_ns();
         if (s->state == LARDER_SAVE_OPEN)
             s->state = LARDER_SAVE_STAGED;
     } else { /* it failed while it was staged in waves: the memory was not copied */
@@ -419,6 +425,32 @@ int larder_save_wait(struct larder_save *s, int timeout_ms, struct larder_error 
     return client_leave(rc, &e, error);
 }
 
+int larder_save_fence(struct larder_save *s, int timeout_ms, struct larder_error *error)
+{
+    struct err e;
+    int rc = enter_save(s, &e);
+    if (rc < 0)
+        return client_leave(rc, &e, error);
+    struct saver *v = s->saver;
+    uint32_t bound = client_timeout(s->client, timeout_ms);
+    uint64_t until = clock_ms() + bound;
+    pthread_mutex_lock(&v->lock);
+    if (!s->submitted && !decided(s))
+        rc = err_set(&e, ERR_INVALID, "the save was not submitted: there is nothing to wait for");
+    while (rc == 0 && !s->staged_ns && !decided(s) && clock_wait(&v->changed, &v->lock, until))
+        ;
+    if (rc == 0 && !s->staged_ns && !decided(s)) {
+        rc = err_set(&e, ERR_TIMEOUT, "step %llu of %s was not staged after %u ms; it goes on",
+                     (unsigned long long)s->step, s->run, bound);
+    } else if (rc == 0 && !s->staged_ns) {
+        e = s->err;
+        rc = -e.errnum;
+        mark_seen(s);
+    }
+    pthread_mutex_unlock(&v->lock);
+    return client_leave(rc, &e, error);
+}
+
 /* ---- giving up ---- */
 
 /* The server tells all ranks, ours among them: its join ends. */
@@ -428,7 +460,7 @@ static int abort_on_server(struct larder_save *s, const char *reason, struct err
     int rc = run_open(s->client, RUN_CHECKPOINTS, s->run, false, &run, e);
     if (rc < 0)
         return rc;
-    rc = save_abort(s, &run.run_id, reason, s->client->options.request_timeout_ms, e);
+    rc = save_abort(s, &run.run_id, ERR_CANCELLED, reason, s->client->options.request_timeout_ms, e);
     run_close(&run);
     return rc;
 }

@@ -29,8 +29,8 @@ static int ask(struct conn *conn, uint16_t opcode, struct buf *b, uint32_t timeo
     return rc;
 }
 
-int save_abort(struct larder_save *s, const struct id *run_id, const char *reason, uint32_t timeout_ms,
-               struct err *e)
+int save_abort(struct larder_save *s, const struct id *run_id, enum err_class class, const char *reason,
+               uint32_t timeout_ms, struct err *e)
 {
     struct buf b = {0};
     struct call call;
@@ -39,6 +39,7 @@ int save_abort(struct larder_save *s, const struct id *run_id, const char *reaso
                                .step = s->step,
                                .attempt = s->attempt,
                                .rank = s->rank,
+                               .class = class,
                                .text = slice_str(reason)};
     msg_save_abort_encode(&m, &b);
     int rc = ask(conn, OP_SAVE_ABORT, &b, timeout_ms, &call, NULL, e);
@@ -165,6 +166,7 @@ static int seal_part(struct larder_save *s, struct err *e)
 static int join_once(struct larder_save *s, struct conn *conn, const struct run *run, struct call *call,
                      struct msg_join_reply *out, struct err *e)
 {
+    uint32_t wait_ms = save_time_left(s, s->join_timeout_ms);
     struct buf b = {0};
     struct rcur in = {0};
     struct msg_join m = {
@@ -178,11 +180,11 @@ static int join_once(struct larder_save *s, struct conn *conn, const struct run 
         .plain_bytes = s->snapshot.plain_bytes,
         .loader = SLICE(s->loader, s->loader_bytes),
         .labels = SLICE(s->labels.p, s->labels.n),
-        .wait_ms = s->join_timeout_ms,
+        .wait_ms = wait_ms,
     };
     memcpy(m.index_digest.bytes, s->part.index_digest, SHA256_BYTES);
     msg_join_encode(&m, &b);
-    int rc = ask(conn, OP_JOIN, &b, s->join_timeout_ms + JOIN_MARGIN_MS, call, &in, e);
+    int rc = ask(conn, OP_JOIN, &b, wait_ms + JOIN_MARGIN_MS, call, &in, e);
     if (rc < 0) {
         s->told = call->answered;
         return rc;
@@ -320,7 +322,8 @@ static int tell_others(struct larder_save *s, struct conn *conn, const struct ru
     if (others_know(s, e))
         return -e->errnum;
     err_clear(&told);
-    int rc = save_abort(s, &run->run_id, e->text, ABORT_TIMEOUT_MS, &told);
+    enum err_class class = e->class == ERR_TIMEOUT ? ERR_TIMEOUT : ERR_CANCELLED;
+    int rc = save_abort(s, &run->run_id, class, e->text, ABORT_TIMEOUT_MS, &told);
     if (rc == -EEXIST && s->sealed && join(s, conn, run, sequence, &ignored) == 0)
         return 0;
     if (rc < 0)
@@ -336,8 +339,8 @@ static void keep_progress(struct larder_save *s)
         part_writer_progress(w, &s->plain_bytes, &s->stored_bytes, &s->sent_bytes, &s->chunks_sent);
 }
 
-/* Nobody uses slots or writer of the save any more. */
-static void wind_up(struct larder_save *s)
+/* Nobody uses slots or writer of the save any more; the writer is to be freed. */
+static struct part_writer *wind_up(struct larder_save *s)
 {
     struct saver *v = s->saver;
     pthread_mutex_lock(&v->lock);
@@ -350,10 +353,11 @@ static void wind_up(struct larder_save *s)
         v->sending = NULL;
     pthread_cond_broadcast(&v->changed);
     pthread_mutex_unlock(&v->lock);
-    part_writer_free(w);
+    return w;
 }
 
-static void finish(struct larder_save *s, int rc, const struct err *e, uint64_t sequence)
+/* Whoever waits is told. */
+static void decide(struct larder_save *s, int rc, const struct err *e, uint64_t sequence)
 {
     struct saver *v = s->saver;
     pthread_mutex_lock(&v->lock);
@@ -373,10 +377,57 @@ static void finish(struct larder_save *s, int rc, const struct err *e, uint64_t 
         }
         log_error("%s", e->text);
     }
+    pthread_cond_broadcast(&v->changed);
+    pthread_mutex_unlock(&v->lock);
+}
+
+static void retire(struct larder_save *s)
+{
+    struct saver *v = s->saver;
+    pthread_mutex_lock(&v->lock);
     list_del(&s->link);
     list_add_tail(&v->finished, &s->link);
     pthread_cond_broadcast(&v->changed);
     pthread_mutex_unlock(&v->lock);
+}
+
+/* From the beginning to the commit. *opened: the run is, and is to be closed. */
+static int save_steps(struct larder_save *s, struct conn **conn, struct run *run, bool *opened,
+                      uint64_t *sequence, struct err *e)
+{
+    int rc = saver_conn(s->saver, conn, e);
+    if (rc == 0)
+        rc = run_open(s->client, RUN_CHECKPOINTS, s->run, true, run, e);
+    *opened = rc == 0;
+    if (rc == 0)
+        rc = attempt_register(s, *conn, run, e);
+    if (rc == 0)
+        rc = begin_part(s, *conn, run, e);
+    if (rc == 0)
+        rc = wait_for_workers(s, e);
+    if (rc == 0)
+        rc = seal_part(s, e);
+    if (rc == 0)
+        rc = join(s, *conn, run, sequence, e);
+    return rc;
+}
+
+/* Beside the steps, where a deadline is to be kept. */
+static int watched_steps(struct larder_save *s, struct conn **conn, struct run *run, bool *opened,
+                         uint64_t *sequence, struct err *e)
+{
+    pthread_t watch;
+    int rc = s->deadline_ms ? pthread_create(&watch, NULL, save_watch, s) : 0;
+    if (rc != 0)
+        return err_sys(e, rc, "starting the thread that keeps a deadline");
+    rc = save_steps(s, conn, run, opened, sequence, e);
+    pthread_mutex_lock(&s->saver->lock);
+    s->over = true;
+    pthread_cond_broadcast(&s->saver->changed);
+    pthread_mutex_unlock(&s->saver->lock);
+    if (s->deadline_ms)
+        pthread_join(watch, NULL);
+    return rc;
 }
 
 void *save_run(void *arg)
@@ -389,23 +440,10 @@ void *save_run(void *arg)
     bool opened = false;
     err_clear(&e);
     pthread_setname_np(pthread_self(), "larder-commit");
-    int rc = saver_conn(s->saver, &conn, &e);
-    if (rc == 0)
-        rc = run_open(s->client, RUN_CHECKPOINTS, s->run, true, &run, &e);
-    opened = rc == 0;
-    if (rc == 0)
-        rc = attempt_register(s, conn, &run, &e);
-    if (rc == 0)
-        rc = begin_part(s, conn, &run, &e);
-    if (rc == 0)
-        rc = wait_for_workers(s, &e);
-    if (rc == 0)
-        rc = seal_part(s, &e);
-    if (rc == 0)
-        rc = join(s, conn, &run, &sequence, &e);
+    int rc = watched_steps(s, &conn, &run, &opened, &sequence, &e);
     if (rc < 0) {
         pthread_mutex_lock(&s->saver->lock);
-        if (s->cancelled) /* its text is the caller's reason, not what the cancelling broke */
+        if (s->failed) /* why, not what that broke */
             e = s->err;
         save_fail(s, &e);
         pthread_mutex_unlock(&s->saver->lock);
@@ -415,9 +453,11 @@ void *save_run(void *arg)
             err_prepend(&e, "saving step %llu of %s, rank %u of %u", (unsigned long long)s->step, s->run,
                         s->rank, s->world);
     }
-    wind_up(s);
+    struct part_writer *w = wind_up(s);
+    decide(s, rc, &e, sequence);
+    part_writer_free(w); /* after that: answers that are still to come may take as long as they like */
     if (opened)
         run_close(&run);
-    finish(s, rc, &e, sequence);
+    retire(s);
     return NULL;
 }

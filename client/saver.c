@@ -125,8 +125,10 @@ void save_fail(struct larder_save *s, const struct err *e)
         return;
     s->failed = true;
     s->err = *e;
-    if (s->writer)
+    if (s->writer) {
+        part_writer_stored(s->writer, s->stored);
         part_writer_fail(s->writer, e);
+    }
     pthread_cond_broadcast(&s->saver->changed);
 }
 
@@ -135,6 +137,7 @@ void save_release(struct larder_save *s)
     if (--s->references > 0)
         return;
     snapshot_free(&s->snapshot);
+    free(s->stored);
     buf_free(&s->labels);
     free(s);
 }
@@ -203,14 +206,17 @@ int saver_drain(struct saver *v, uint64_t until_ms, struct err *e)
     while (!list_empty(&v->active) && clock_wait(&v->changed, &v->lock, until_ms))
         ;
     if (!list_empty(&v->active)) {
-        struct larder_save *s = container_of(v->active.next, struct larder_save, link);
-        rc = err_set(e, ERR_TIMEOUT,
-                     "the save of step %llu of %s was not durable when the client was closed and is given up",
-                     (unsigned long long)s->step, s->run);
         struct err lost;
         err_set(&lost, ERR_CANCELLED, "the client was closed before the save was durable");
         list_for_each (it, &v->active)
             save_fail(container_of(it, struct larder_save, link), &lost);
+        const struct larder_save *s = container_of(v->active.next, struct larder_save, link);
+        rc =
+            err_set(e, ERR_TIMEOUT,
+                    "the save of step %llu of %s was not durable when the client was closed and is given up: "
+                    "%llu of %llu bytes of rank %u were not stored",
+                    (unsigned long long)s->step, s->run, (unsigned long long)save_left(s).bytes,
+                    (unsigned long long)s->snapshot.plain_bytes, s->rank);
     }
     v->stopping = true;
     if (v->conn && rc < 0)

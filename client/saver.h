@@ -36,10 +36,12 @@ struct larder_save {
     struct buf labels;
     enum codec_level level;
     enum larder_when_busy when_busy;
-    uint32_t join_timeout_ms;
+    uint32_t join_timeout_ms, given_ms;
+    uint64_t deadline_ms; /* clock_ms() when given_ms are over; 0: none */
     unsigned verify_percent;
 
     struct snapshot snapshot; /* the owner's thread until submit; then immutable but for hashes */
+    uint8_t *stored;          /* by chunk, when it failed: 1 if the server had it. Made by submit */
 
     /* Under the saver's lock. */
     unsigned references; /* handle, thread */
@@ -49,6 +51,7 @@ struct larder_save {
     bool failed; /* err tells; the thread winds up and then sets state */
     bool seen;   /* somebody was told of the failure */
     bool cancelled;
+    bool over; /* the thread waits for nothing more */
     bool told; /* the thread's own: the server said that the save failed */
     struct err err;
     uint32_t next_copy; /* chunks taken by copiers */
@@ -61,6 +64,7 @@ struct larder_save {
     uint64_t submitted_ns, staged_ns, durable_ns;
     uint64_t plain_bytes, stored_bytes, sent_bytes;
     uint32_t chunks_sent;
+    size_t left_at, left_index; /* where the list of what was left out goes on */
 };
 
 struct filled { /* a slot on its way to a worker */
@@ -113,12 +117,25 @@ void save_fail(struct larder_save *s, const struct err *e); /* the first counts 
 void save_release(struct larder_save *s);                   /* a reference; may free s */
 void saver_reap(struct saver *v);                           /* joins threads of finished saves */
 
+struct save_left { /* of a save that failed: what the server did not have */
+    uint32_t tensors;
+    uint64_t bytes;
+    const char *first; /* name of a tensor */
+};
+struct save_left save_left(const struct larder_save *s);
+/* Without the lock: what is left of the deadline, at least 1, at most bound_ms. */
+uint32_t save_time_left(const struct larder_save *s, uint32_t bound_ms);
+/* A thread beside that of a save with a deadline: fails it when the time is up and its part is not sealed
+ * (else the server's wait for the other ranks ends by then). Ends when `over` is set. */
+void *save_watch(void *save);
+
 /* The connection that saves use. */
 must_check int saver_conn(struct saver *v, struct conn **out, struct err *e);
 /* The thread of a save. */
 void *save_run(void *save);
-/* Tells the server, and so all ranks, that the save is given up. -EEXIST: it is durable. */
-int save_abort(struct larder_save *s, const struct id *run_id, const char *reason, uint32_t timeout_ms,
-               struct err *e);
+/* Tells the server, and so all ranks, that the save is given up, and which class of failure it is. -EEXIST:
+ * it is durable. */
+int save_abort(struct larder_save *s, const struct id *run_id, enum err_class class, const char *reason,
+               uint32_t timeout_ms, struct err *e);
 
 #endif

@@ -2,6 +2,7 @@
 #include "client/snapshot.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,7 +51,8 @@ static int add_chunk(struct snapshot *s, const struct planned_chunk *c, struct e
     return 0;
 }
 
-static int plan_large(struct snapshot *s, uint32_t item, enum dtype dtype, uint64_t bytes, struct err *e)
+static int plan_large(struct snapshot *s, uint32_t item, uint16_t group, enum dtype dtype, uint64_t bytes,
+                      struct err *e)
 {
     for (uint64_t at = 0; at < bytes; at += CHUNK_PLAIN_BYTES_MAX) {
         uint64_t left = bytes - at;
@@ -58,7 +60,8 @@ static int plan_large(struct snapshot *s, uint32_t item, enum dtype dtype, uint6
                                   .bytes =
                                       (uint32_t)(left < CHUNK_PLAIN_BYTES_MAX ? left : CHUNK_PLAIN_BYTES_MAX),
                                   .offset = at,
-                                  .dtype = (uint8_t)dtype};
+                                  .dtype = (uint8_t)dtype,
+                                  .group = group};
         int rc = add_chunk(s, &c, e);
         if (rc < 0)
             return rc;
@@ -66,12 +69,13 @@ static int plan_large(struct snapshot *s, uint32_t item, enum dtype dtype, uint6
     return 0;
 }
 
-static int plan_small(struct snapshot *s, struct bin *bin, uint32_t item, enum dtype dtype, uint64_t bytes,
+static int plan_small(struct snapshot *s, uint32_t item, uint16_t group, enum dtype dtype, uint64_t bytes,
                       uint32_t *chunk, uint32_t *offset, struct err *e)
 {
+    struct bin *bin = &s->groups[group].bins[dtype];
     if (!bin->open || s->chunks[bin->chunk].bytes + bytes > CHUNK_PLAIN_BYTES_MAX) {
-        int rc =
-            add_chunk(s, &(struct planned_chunk){.first = item, .dtype = (uint8_t)dtype, .shared = true}, e);
+        struct planned_chunk c = {.first = item, .dtype = (uint8_t)dtype, .shared = true, .group = group};
+        int rc = add_chunk(s, &c, e);
         if (rc < 0)
             return rc;
         bin->open = true;
@@ -86,30 +90,98 @@ static int plan_small(struct snapshot *s, struct bin *bin, uint32_t item, enum d
     return 0;
 }
 
-static int plan_item(struct snapshot *s, uint32_t item, enum dtype dtype, uint64_t bytes, uint32_t *chunk,
-                     uint32_t *offset, struct err *e)
+/* The search begins where the last one ended. */
+static int group_of(struct snapshot *s, int priority, uint16_t *out, struct err *e)
 {
+    for (uint32_t i = 0; i < s->group_count; i++) {
+        uint32_t at = (s->group_at + i) % s->group_count;
+        if (s->groups[at].priority == priority) {
+            s->group_at = at;
+            *out = (uint16_t)at;
+            return 0;
+        }
+    }
+    if (grow(&s->groups, s->group_count, &s->group_cap, sizeof *s->groups) < 0)
+        return no_memory(e);
+    *out = (uint16_t)s->group_count;
+    s->group_at = s->group_count;
+    s->groups[s->group_count++] = (struct group){.priority = priority};
+    return 0;
+}
+
+static int plan_item(struct snapshot *s, uint32_t item, int priority, enum dtype dtype, uint64_t bytes,
+                     uint32_t *chunk, uint32_t *offset, struct err *e)
+{
+    uint16_t group = 0;
     int rc = 0;
     *chunk = 0;
     *offset = 0;
     if (bytes == 0)
         return 0;
     s->plain_bytes += bytes;
-    if (bytes <= SMALL_BYTES_MAX) {
-        rc = plan_small(s, &s->bins[dtype], item, dtype, bytes, chunk, offset, e);
-    } else {
+    rc = group_of(s, priority, &group, e);
+    if (rc == 0 && bytes <= SMALL_BYTES_MAX) {
+        rc = plan_small(s, item, group, dtype, bytes, chunk, offset, e);
+    } else if (rc == 0) {
         *chunk = s->chunk_count;
-        rc = plan_large(s, item, dtype, bytes, e);
+        rc = plan_large(s, item, group, dtype, bytes, e);
     }
     s->incomplete |= rc < 0;
     return rc;
 }
 
-int snapshot_check(const struct snapshot *s, struct err *e)
+/* ---- order ---- */
+
+static int priority_at(const struct snapshot *s, uint32_t chunk)
 {
-    if (!s->incomplete)
+    return s->groups[s->chunks[chunk].group].priority;
+}
+
+static int by_priority(const void *pa, const void *pb, void *arg)
+{
+    uint32_t a = *(const uint32_t *)pa, b = *(const uint32_t *)pb;
+    int x = priority_at(arg, a), y = priority_at(arg, b);
+    if (x != y)
+        return x > y ? -1 : 1;
+    return a < b ? -1 : a > b; /* those of a large tensor stay one behind the other */
+}
+
+/* from: old number by new one; to: the other way round. */
+static void renumber(struct snapshot *s, const uint32_t *from, uint32_t *to, struct planned_chunk *chunks)
+{
+    for (uint32_t i = 0; i < s->chunk_count; i++) {
+        chunks[i] = s->chunks[from[i]];
+        to[from[i]] = i;
+    }
+    memcpy(s->chunks, chunks, s->chunk_count * sizeof *chunks);
+    for (uint32_t i = 0; i < s->tensor_count; i++)
+        if (s->tensors[i].bytes > 0)
+            s->tensors[i].first_chunk = to[s->tensors[i].first_chunk];
+    for (uint32_t i = 0; i < s->blob_count; i++)
+        if (s->blobs[i].bytes > 0)
+            s->blobs[i].first_chunk = to[s->blobs[i].first_chunk];
+}
+
+int snapshot_end(struct snapshot *s, struct err *e)
+{
+    if (s->incomplete)
+        return err_set(e, ERR_INVALID, "a tensor or blob could not be added to this save; begin another");
+    uint32_t n = s->chunk_count;
+    if (s->group_count < 2)
         return 0;
-    return err_set(e, ERR_INVALID, "a tensor or blob could not be added to this save; begin another");
+    uint32_t *from = calloc(n, sizeof *from), *to = calloc(n, sizeof *to);
+    struct planned_chunk *chunks = calloc(n, sizeof *chunks);
+    int rc = from && to && chunks ? 0 : no_memory(e);
+    if (rc == 0) {
+        for (uint32_t i = 0; i < n; i++)
+            from[i] = i;
+        qsort_r(from, n, sizeof *from, by_priority, s);
+        renumber(s, from, to, chunks);
+    }
+    free(from);
+    free(to);
+    free(chunks);
+    return rc;
 }
 
 /* ---- tensors ---- */
@@ -140,6 +212,14 @@ static int name_error(const struct slice *name, const char *what, struct err *e)
     char text[160];
     return err_set(e, ERR_INVALID, "%s \"%s\" %s", "tensor", err_quote(text, sizeof text, name->p, name->n),
                    what);
+}
+
+static int priority_error(const struct slice *name, int priority, struct err *e)
+{
+    char text[64];
+    snprintf(text, sizeof text, "has priority %d; expected -%d to %d", priority, LARDER_PRIORITY_MAX,
+             LARDER_PRIORITY_MAX);
+    return name_error(name, text, e);
 }
 
 static int add_name(struct snapshot *s, struct slice *name, uint32_t value, struct err *e)
@@ -192,6 +272,8 @@ int snapshot_tensor(struct snapshot *s, const struct larder_tensor *t, struct er
     struct item item;
     tensor_of_public(t, &x);
     int rc = tensor_check(&x, &x.bytes, e);
+    if (rc == 0 && (t->priority < -LARDER_PRIORITY_MAX || t->priority > LARDER_PRIORITY_MAX))
+        rc = priority_error(&x.name, t->priority, e);
     if (rc == 0 && s->tensor_count >= TENSORS_MAX)
         rc = err_set(e, ERR_LIMIT,
                      "more than %u tensors in one rank's part; save with more ranks or join small tensors",
@@ -210,7 +292,8 @@ int snapshot_tensor(struct snapshot *s, const struct larder_tensor *t, struct er
     uint32_t i = s->tensor_count++;
     s->tensor_items[i] = item;
     s->tensors[i] = x;
-    return plan_item(s, i, x.dtype, x.bytes, &s->tensors[i].first_chunk, &s->tensors[i].offset, e);
+    return plan_item(s, i, t->priority, x.dtype, x.bytes, &s->tensors[i].first_chunk, &s->tensors[i].offset,
+                     e);
 }
 
 int snapshot_alias(struct snapshot *s, const char *name, const char *of, struct err *e)
@@ -271,7 +354,7 @@ int snapshot_blob(struct snapshot *s, const char *name, const void *p, size_t n,
     uint32_t i = s->blob_count++;
     s->blob_items[i] = (struct item){.data = n > 0 ? p : NULL, .bytes = n, .next = NO_ITEM};
     s->blobs[i] = (struct blob){.name = kept, .bytes = n};
-    return plan_item(s, BLOB_ITEM | i, DTYPE_U8, n, &s->blobs[i].first_chunk, &s->blobs[i].offset, e);
+    return plan_item(s, BLOB_ITEM | i, 0, DTYPE_U8, n, &s->blobs[i].first_chunk, &s->blobs[i].offset, e);
 }
 
 /* ---- taking it ---- */
@@ -339,5 +422,6 @@ void snapshot_free(struct snapshot *s)
     free(s->blobs);
     free(s->blob_items);
     free(s->chunks);
+    free(s->groups);
     *s = (struct snapshot){0};
 }

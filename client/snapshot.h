@@ -29,11 +29,17 @@ struct planned_chunk {
     uint64_t offset; /* in the item, for a large one */
     uint8_t dtype;
     bool shared;
+    uint16_t group;
 };
 
 struct bin { /* the shared chunk of a dtype that is being filled */
     bool open;
     uint32_t chunk, last;
+};
+
+struct group { /* tensors that may share chunks: those of one priority */
+    int priority;
+    struct bin bins[DTYPE_COUNT];
 };
 
 /* Zeroed memory is an empty snapshot. */
@@ -49,8 +55,9 @@ struct snapshot {
     uint32_t blob_count, blob_cap;
     struct planned_chunk *chunks;
     uint32_t chunk_count, chunk_cap;
-    struct bin bins[DTYPE_COUNT];
-    bool incomplete; /* something found no place */
+    struct group *groups;
+    uint32_t group_count, group_cap, group_at; /* at: used last */
+    bool incomplete;                           /* something found no place */
     uint64_t plain_bytes;
 };
 
@@ -58,8 +65,9 @@ struct snapshot {
 must_check int snapshot_tensor(struct snapshot *s, const struct larder_tensor *t, struct err *e);
 must_check int snapshot_alias(struct snapshot *s, const char *name, const char *of, struct err *e);
 must_check int snapshot_blob(struct snapshot *s, const char *name, const void *p, size_t n, struct err *e);
-/* Fails if anything that was to be added found no place. */
-must_check int snapshot_check(const struct snapshot *s, struct err *e);
+/* Nothing more is added: chunks of a higher priority get the lower numbers, which are sent first. Fails if
+ * anything that was to be added found no place. */
+must_check int snapshot_end(struct snapshot *s, struct err *e);
 /* Copies the bytes of a chunk to out. Any number of threads, different chunks. */
 void snapshot_take(const struct snapshot *s, uint32_t chunk, uint8_t *out);
 /* Fills the plain hashes of the small tensors in the chunk from its bytes. Likewise. */

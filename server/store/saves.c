@@ -755,7 +755,8 @@ void do_save_abort(struct task *t)
         task_fail(t, ERR_NO_MEMORY, "the server has no memory for the request; try again later");
         return;
     }
-    err_set(&why, ERR_CANCELLED, "rank %u gave up the save of step %" PRIu64 ": %s", m.rank, m.step,
+    enum err_class class = m.class > 0 && m.class < ERR_CLASS_COUNT ? (enum err_class)m.class : ERR_CANCELLED;
+    err_set(&why, class, "rank %u gave up the save of step %" PRIu64 ": %s", m.rank, m.step,
             m.text.n ? err_quote(text, sizeof text, m.text.p, m.text.n) : "no reason given");
     heard(v, m.rank);
     save_fail(v, &why);

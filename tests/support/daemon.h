@@ -39,6 +39,10 @@ const char *proxy_address(const struct proxy *p);
 /* Cuts every connection once, as soon as so many bytes more went through, both ways together. */
 void proxy_cut_after(struct proxy *p, uint64_t bytes);
 unsigned proxy_cuts(struct proxy *p);
+/* From now on a connection's bytes to the server stop once there were so many, and wait; UINT64_MAX: they go
+ * on.
+ */
+void proxy_hold_after(struct proxy *p, uint64_t bytes);
 void proxy_stop(struct proxy *p);
 
 #endif

@@ -16,14 +16,17 @@
 #include "tests/support/daemon.h"
 
 #define PAIRS_MAX 16
+#define LOOK_MS   20 /* for a hold that has ended */
 
 struct proxy {
     struct sockaddr_in server;
     int listener, stop;
     char address[32];
     pthread_t thread;
-    int pairs[PAIRS_MAX][2]; /* client, server; -1: free */
-    atomic_llong left;       /* bytes until the cut; negative: no cut */
+    int pairs[PAIRS_MAX][2];    /* client, server; -1: free */
+    uint64_t passed[PAIRS_MAX]; /* to the server */
+    atomic_ullong hold;
+    atomic_llong left; /* bytes until the cut; negative: no cut */
     atomic_uint cuts;
 };
 
@@ -52,6 +55,7 @@ static void take_connection(struct proxy *p)
             continue;
         p->pairs[i][0] = client;
         p->pairs[i][1] = server;
+        p->passed[i] = 0;
         if (connect(server, (struct sockaddr *)&p->server, sizeof p->server) < 0)
             close_pair(p->pairs[i]);
         return;
@@ -89,15 +93,19 @@ static bool counted(struct proxy *p, ssize_t n)
     return false;
 }
 
-static void move(struct proxy *p, int pair[2], bool from_client, bool from_server)
+static void move(struct proxy *p, int i, bool from_client, bool from_server)
 {
+    int *pair = p->pairs[i];
     static char buffer[16384];
     ssize_t n = 0;
     bool good = true;
     if (from_server)
         good = pass_on(pair[1], pair[0], buffer, &n) && counted(p, n);
-    if (good && from_client)
-        good = pass_on(pair[0], pair[1], buffer, &n) && counted(p, n);
+    if (good && from_client) {
+        good = pass_on(pair[0], pair[1], buffer, &n);
+        p->passed[i] += good ? (uint64_t)n : 0;
+        good = good && counted(p, n);
+    }
     if (!good && pair[0] >= 0)
         close_pair(pair);
 }
@@ -109,15 +117,18 @@ static void *run(void *arg)
         struct pollfd fds[2 + 2 * PAIRS_MAX] = {{.fd = p->stop, .events = POLLIN},
                                                 {.fd = p->listener, .events = POLLIN}};
         for (int i = 0; i < PAIRS_MAX; i++)
-            for (int side = 0; side < 2; side++)
-                fds[2 + 2 * i + side] = (struct pollfd){.fd = p->pairs[i][side], .events = POLLIN};
-        if (poll(fds, 2 + 2 * PAIRS_MAX, -1) < 0)
+            for (int side = 0; side < 2; side++) {
+                bool held = side == 0 && p->passed[i] > atomic_load(&p->hold);
+                fds[2 + 2 * i + side] =
+                    (struct pollfd){.fd = held ? -1 : p->pairs[i][side], .events = POLLIN};
+            }
+        if (poll(fds, 2 + 2 * PAIRS_MAX, LOOK_MS) < 0)
             continue;
         if (fds[0].revents)
             break;
         for (int i = 0; i < PAIRS_MAX; i++)
             if (p->pairs[i][0] >= 0 && (fds[2 + 2 * i].revents || fds[3 + 2 * i].revents))
-                move(p, p->pairs[i], fds[2 + 2 * i].revents, fds[3 + 2 * i].revents);
+                move(p, i, fds[2 + 2 * i].revents, fds[3 + 2 * i].revents);
         if (fds[1].revents)
             take_connection(p);
     }
@@ -145,6 +156,7 @@ struct proxy *proxy_start(const char *server_address)
     snprintf(p->address, sizeof p->address, "127.0.0.1:%u", ntohs(a.sin_port));
     memset(p->pairs, -1, sizeof p->pairs);
     atomic_store(&p->left, -1);
+    atomic_store(&p->hold, UINT64_MAX);
     int rc = pthread_create(&p->thread, NULL, run, p);
     check(rc == 0);
     return p;
@@ -158,6 +170,11 @@ const char *proxy_address(const struct proxy *p)
 void proxy_cut_after(struct proxy *p, uint64_t bytes)
 {
     atomic_store(&p->left, (long long)bytes);
+}
+
+void proxy_hold_after(struct proxy *p, uint64_t bytes)
+{
+    atomic_store(&p->hold, bytes);
 }
 
 unsigned proxy_cuts(struct proxy *p)
