@@ -433,7 +433,9 @@ int larder_feed_info(struct larder_feed *f, struct larder_feed_info *out)
                                  .shards = f->dataset->table.count,
                                  .version = f->dataset->version,
                                  .batches_per_epoch = f->batches_per_epoch};
-    snprintf(i.path, sizeof i.path, "%s", conn_paths(f->conns, f->conn_count, client_conn(f->client)));
+    snprintf(i.path, sizeof i.path, "%s",
+             f->dataset->published ? "TLS 1.3 over TCP"
+                                   : conn_paths(f->conns, f->conn_count, client_conn(f->client)));
     pthread_mutex_lock(&f->lock);
     i.epoch = f->epoch;
     i.position = f->position;

@@ -37,6 +37,7 @@ enum stage {
     STAGE_TLS, /* the same through format/channel */
     STAGE_DISK_WRITE,
     STAGE_DISK_READ,
+    STAGE_CACHED_READ, /* of a file that the page cache holds */
     STAGE_COUNT
 };
 struct stage_figures {
@@ -75,13 +76,20 @@ struct dev_server {
     char folder[4096];
     char credentials[4200];
 };
+/* A folder that the server publishes. */
+struct dev_publish {
+    const char *name, *path, *format;
+    uint64_t record_bytes; /* 0: not records */
+};
 /* Starts larderd --dev in a new folder below `parent`, found next to this program or in ../sbin; waits until
- * it answers. 0 or an exit code, told. */
-int dev_start(const char *parent, struct dev_server *out);
+ * it answers. publish may be NULL. 0 or an exit code, told. */
+int dev_start(const char *parent, const struct dev_publish *publish, struct dev_server *out);
 /* Stops it and removes its folder. */
 void dev_stop(struct dev_server *s);
 double dev_cpu_s(const struct dev_server *s); /* < 0: unknown */
 /* Drops the store's files from the page cache. */
 void dev_forget_pages(const struct dev_server *s);
+/* Removes a folder and all in it, without following links. */
+void remove_tree(const char *folder);
 
 #endif

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fts.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,7 +74,26 @@ static void show_log(const struct dev_server *s)
         fclose(f);
 }
 
-int dev_start(const char *parent, struct dev_server *out)
+/* --dev takes a configuration that is there already as it is. */
+static int write_config(const struct dev_server *s, const struct dev_publish *p)
+{
+    char path[4300];
+    snprintf(path, sizeof path, "%s/dev", s->folder);
+    FILE *f = mkdir(path, 0700) == 0 ? fopen(strcat(path, "/larderd.conf"), "wxe") : NULL;
+    if (!f)
+        return fail_with(STATUS_OTHER, "%s cannot be written: %s", path, strerror(errno));
+    fprintf(f,
+            "[server]\nlisten = 127.0.0.1:0\nstore = store\ncertificate = server.pem\nkey = server.key\n"
+            "ca = ca.pem\n[publish %s]\npath = %s\ntenant = dev\nformat = %s\n",
+            p->name, p->path, p->format);
+    if (p->record_bytes)
+        fprintf(f, "record_bytes = %" PRIu64 "\n", p->record_bytes);
+    if (fclose(f) != 0)
+        return fail_with(STATUS_OTHER, "%s cannot be written: %s", path, strerror(errno));
+    return STATUS_OK;
+}
+
+int dev_start(const char *parent, const struct dev_publish *publish, struct dev_server *out)
 {
     char program[4200], address[4300];
     *out = (struct dev_server){0};
@@ -85,7 +105,11 @@ int dev_start(const char *parent, struct dev_server *out)
         out->folder[0] = 0;
         return fail_with(STATUS_OTHER, "a folder in %s cannot be made: %s", parent, strerror(errno));
     }
-    if ((status = fork_server(program, out)) != STATUS_OK) {
+    if (publish)
+        status = write_config(out, publish);
+    if (status == STATUS_OK)
+        status = fork_server(program, out);
+    if (status != STATUS_OK) {
         dev_stop(out);
         return status;
     }
@@ -102,8 +126,7 @@ int dev_start(const char *parent, struct dev_server *out)
     return STATUS_OK;
 }
 
-/* Removes a folder and all in it, without following links. */
-static void remove_tree(const char *folder)
+void remove_tree(const char *folder)
 {
     char *const paths[] = {(char *)folder, NULL};
     FTS *walk = fts_open(paths, FTS_PHYSICAL | FTS_NOCHDIR | FTS_XDEV, NULL);

@@ -29,8 +29,8 @@
 const char *stage_name(enum stage s)
 {
     static const char *const names[STAGE_COUNT] = {
-        "memcpy",        "checksum XXH3-128", "AES-256-GCM", "zstd level 1", "planes encode",
-        "planes decode", "loopback TCP",      "TLS 1.3",     "disk write",   "disk read"};
+        "memcpy",       "checksum XXH3-128", "AES-256-GCM", "zstd level 1", "planes encode", "planes decode",
+        "loopback TCP", "TLS 1.3",           "disk write",  "disk read",    "cached read"};
     return names[s];
 }
 
@@ -480,7 +480,7 @@ static void measure_disk(enum stage s, const struct stage_work *w, struct stage_
     if (status == 0 && (fd = mkostemp(path, O_CLOEXEC)) < 0)
         status = -errno;
     if (fd >= 0) {
-        int direct = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
+        int direct = s == STAGE_CACHED_READ ? -1 : open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
         if (direct >= 0) {
             close(fd);
             fd = direct;
@@ -490,8 +490,9 @@ static void measure_disk(enum stage s, const struct stage_work *w, struct stage_
         bench_fill("random", 1, data, BLOCK);
         cpu = cpu_now_s();
         status = disk_pass(fd, bytes, data, true, &took);
-        if (status == 0 && s == STAGE_DISK_READ) {
-            posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        if (status == 0 && s != STAGE_DISK_WRITE) {
+            if (s == STAGE_DISK_READ)
+                posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
             cpu = cpu_now_s();
             status = disk_pass(fd, bytes, data, false, &took);
         }
@@ -520,7 +521,8 @@ void stage_measure(enum stage s, const struct stage_work *w, struct stage_figure
     case STAGE_TCP:
     case STAGE_TLS: measure_wire(s, w->seconds, out); break;
     case STAGE_DISK_WRITE:
-    case STAGE_DISK_READ: measure_disk(s, w, out); break;
+    case STAGE_DISK_READ:
+    case STAGE_CACHED_READ: measure_disk(s, w, out); break;
     case STAGE_COUNT: break;
     }
 }

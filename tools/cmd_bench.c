@@ -18,7 +18,7 @@ static json_t *stage_json(enum stage s, const struct stage_figures *f)
         json_pack("{s:s,s:f,s:f}", "stage", stage_name(s), "gbps", f->gbps, "cpu_s_per_gb", f->cpu_s_per_gb);
     if (s == STAGE_ZSTD || s == STAGE_PLANES_ENCODE || s == STAGE_PLANES_DECODE)
         json_object_set_new(o, "ratio", json_real(f->ratio));
-    if (s == STAGE_DISK_READ || s == STAGE_DISK_WRITE)
+    if (s == STAGE_DISK_READ || s == STAGE_DISK_WRITE || s == STAGE_CACHED_READ)
         json_object_set_new(o, "direct", json_boolean(f->direct));
     return o;
 }
@@ -32,7 +32,7 @@ static void stage_row(struct table *t, enum stage s, const struct stage_figures 
     }
     if (f->gbps == 0)
         snprintf(note, sizeof note, "%s", f->why_not);
-    else if (s == STAGE_DISK_READ || s == STAGE_DISK_WRITE)
+    else if (s == STAGE_DISK_READ || s == STAGE_DISK_WRITE || s == STAGE_CACHED_READ)
         snprintf(note, sizeof note, "%s", f->direct ? "direct" : "through the page cache");
     else if (f->ratio != 1)
         snprintf(note, sizeof note, "to %.3f of the size", f->ratio);

@@ -649,7 +649,7 @@ static int store_bench(const struct command *cmd, bool restore, int argc, char *
         j.attempt[i] = (uint8_t)((unsigned)getpid() >> i % 4 * 8) ^ (uint8_t)i;
     const char *set = common.credentials ? common.credentials : getenv("LARDER_CREDENTIALS");
     if (!set || !*set)
-        status = dev_start(j.folder, &own);
+        status = dev_start(j.folder, NULL, &own);
     if (status != STATUS_OK)
         return status;
     j.credentials = own.pid ? own.credentials : set;

@@ -11,7 +11,8 @@ extern const struct command cmd_dataset_import, cmd_dataset_ls, cmd_dataset_veri
 extern const struct command cmd_ckpt_ls, cmd_ckpt_show, cmd_ckpt_verify, cmd_ckpt_pin, cmd_ckpt_unpin,
     cmd_ckpt_mark, cmd_ckpt_prune, cmd_ckpt_save, cmd_ckpt_restore, cmd_ckpt_destroy;
 extern const struct command cmd_feed_order;
-extern const struct command cmd_bench_limits, cmd_bench_codec, cmd_bench_save, cmd_bench_restore;
+extern const struct command cmd_bench_limits, cmd_bench_codec, cmd_bench_save, cmd_bench_restore,
+    cmd_bench_feed;
 
 /* The newest commit of a step (or the one of a sequence, if step is NULL): its sequence and step. 0 or an
  * exit code after telling. */

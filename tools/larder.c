@@ -12,7 +12,7 @@ static const struct command *const commands[] = {
     &cmd_dataset_destroy, &cmd_ckpt_ls,    &cmd_ckpt_show,      &cmd_ckpt_verify, &cmd_ckpt_pin,
     &cmd_ckpt_unpin,      &cmd_ckpt_mark,  &cmd_ckpt_prune,     &cmd_ckpt_save,   &cmd_ckpt_restore,
     &cmd_ckpt_destroy,    &cmd_feed_order, &cmd_bench_limits,   &cmd_bench_codec, &cmd_bench_save,
-    &cmd_bench_restore,
+    &cmd_bench_restore,   &cmd_bench_feed,
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])
 

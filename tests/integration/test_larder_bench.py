@@ -59,3 +59,57 @@ def test_save_and_restore(tmp_path, what, more):
     assert "plain TCP" in got["path"]
     assert (what == "restore") == (got["server_cpu_s_per_gb_tls"] is not None) == (got["gbps_tls"] is not None)
     assert list(tmp_path.iterdir()) == [], "the throw-away server's folder stays"
+
+
+FEED = ("feed", "--seconds", 1, "--stage-ms", 10)
+FEED_KEYS = {"workload", "scale", "accelerators", "utilisation", "samples_per_s", "gbps", "bound_gbps", "of_limit",
+             "starved_seconds", "server_cpu_s_per_gb", "path"}
+
+
+def check_feed(got):
+    assert set(got) == FEED_KEYS, "these keys, no more and no fewer: others read them"
+    assert set(got["starved_seconds"]) == {"network", "disk", "decode", "consumer"}
+    assert got["gbps"] > 0 and got["samples_per_s"] > 0 and got["server_cpu_s_per_gb"] >= 0
+    assert abs(got["of_limit"] - got["gbps"] / got["bound_gbps"]) < 1e-6
+
+
+@pytest.mark.parametrize("kind, way", [("--sealed", "plain TCP"), ("--published", "TLS 1.3 over TCP")])
+def test_feed(tmp_path, kind, way):
+    got = bench(*FEED, kind, "--workload", "unet3d", "--accelerators", 2, "--scale", 0.0005, "--bytes", "2M", "--dir",
+                tmp_path)
+    check_feed(got)
+    assert got["workload"] == "unet3d" and got["accelerators"] == 2 and got["scale"] == 0.0005
+    assert 0 < got["utilisation"] <= 1 and way in got["path"]
+    assert list(tmp_path.iterdir()) == [], "the data set or the server's folder stays"
+
+
+def test_feed_finds_its_own_scale_and_number(tmp_path):
+    got = bench(*FEED, "--workload", "cosmoflow", "--accelerators", "max", "--bytes", "2M", "--dir", tmp_path)
+    check_feed(got)
+    one_gbps = 2.83e6 * got["scale"] / 0.0035 / 1e9
+    assert one_gbps == pytest.approx(got["bound_gbps"] / 20, rel=0.01)
+    assert 0 <= got["accelerators"] <= 64
+
+
+def test_feed_of_records_and_singly(tmp_path):
+    got = bench(*FEED, "--published", "--workload", "llm", "--bytes", "2M", "--dir", tmp_path)
+    assert got["scale"] == 1 and got["utilisation"] > 0
+    got = bench(*FEED, "--workload", "plain", "--single", "--sample-bytes", "10K", "--batch", 8, "--bytes", "2M", "--dir",
+                tmp_path)
+    assert got["utilisation"] is None and got["starved_seconds"]["network"] > 0 and "plain TCP" in got["path"]
+
+
+def test_feed_by_a_server_that_runs(tmp_path, server):
+    words = ("bench", *FEED, "--workload", "plain", "--bytes", "2M", "--dir", tmp_path, "--json")
+    done = run_larder(*words, credentials=server.credentials())
+    assert done.returncode == OK, done.stderr
+    assert json.loads(done.stdout)["server_cpu_s_per_gb"] is None
+    assert not any(d["name"].startswith("bench-feed") for d in server.json("dataset", "ls")), "its dataset stays"
+    assert run_larder(*words, "--published", credentials=server.credentials()).returncode == USAGE
+
+
+@pytest.mark.parametrize("words", [["--workload", "none"], ["--accelerators", 0], ["--scale", 2], ["--scale", "x"],
+                                   ["--workload", "plain", "--accelerators", "max"], ["--batch", 3],
+                                   ["--sealed", "--published"]])
+def test_feed_refuses(words):
+    assert run_larder("bench", "feed", *words).returncode == USAGE
