@@ -330,6 +330,29 @@ static int64_t perform(struct sim *s, struct sim_node *n, struct io_req *r)
     }
 }
 
+static bool changes_disk(const struct io_req *r, int64_t result)
+{
+    switch ((enum io_code)r->code) {
+    case IO_OPEN: return result >= 0 && r->flags & O_CREAT;
+    case IO_WRITE: return result > 0;
+    case IO_TRUNCATE:
+    case IO_LINK:
+    case IO_UNLINK:
+    case IO_RMDIR:
+    case IO_MKDIR:
+    case IO_FSYNC:
+    case IO_FDATASYNC: return result >= 0;
+    default: return false;
+    }
+}
+
+static int64_t perform_counted(struct sim *s, struct sim_node *n, struct io_req *r)
+{
+    int64_t result = perform(s, n, r);
+    n->changes += changes_disk(r, result);
+    return result;
+}
+
 static void op_due(struct sim *s, void *arg)
 {
     struct io_op *op = arg;
@@ -339,7 +362,7 @@ static void op_due(struct sim *s, void *arg)
     else if (io_is_socket(r->code))
         net_perform(op);
     else
-        sim_settle(op, perform(s, sim_loop_of(op->loop)->node, r));
+        sim_settle(op, perform_counted(s, sim_loop_of(op->loop)->node, r));
 }
 
 static void sim_submit(struct loop *l, struct io_op *op)
@@ -643,6 +666,16 @@ void sim_crash(struct sim *s, unsigned node)
             sim_fd_free(s, s->fds[i]);
     disk_crash(n->disk);
     n->crashes++;
+}
+
+uint64_t sim_changes(struct sim *s, unsigned node)
+{
+    return node_of(s, node)->changes;
+}
+
+uint64_t sim_unsynced(struct sim *s, unsigned node)
+{
+    return disk_unsynced(node_of(s, node)->disk);
 }
 
 int sim_file(struct sim *s, unsigned node, const char *path, bool durable_only, uint8_t **p, size_t *n)

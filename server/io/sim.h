@@ -24,7 +24,12 @@ struct sim_faults {
     uint32_t stall_ms_max; /* extra delay of an operation or message, uniform */
     bool lose_unsynced; /* at a crash: any subset of unsynced blocks of 512 bytes, and of folder entries, is
                            lost */
+    uint32_t lose_way;  /* which subset; not a chance */
 };
+
+/* Ways of losing. What is not durable counts in units: sectors of 512 bytes, lengths, folder entries. From
+ * SIM_LOSE_BUT on, in turn: all but the i-th unit is lost, only the i-th is lost. */
+enum { SIM_LOSE_ANY = 0 /* by seed */, SIM_LOSE_ALL = 1, SIM_LOSE_NOTHING = 2, SIM_LOSE_BUT = 3 };
 
 struct sim_options {
     uint64_t seed;
@@ -54,6 +59,10 @@ uint64_t sim_now_ms(const struct sim *s);
  * that the code above can be stopped and freed. After that new loops of the node see the disk as it was left.
  */
 void sim_crash(struct sim *s, unsigned node);
+/* Changes that the node's disk has seen (writes, syncs, lengths, names), and how many units would be lost at
+ * most if it crashed now. */
+uint64_t sim_changes(struct sim *s, unsigned node);
+uint64_t sim_unsynced(struct sim *s, unsigned node);
 /* The folder tree of a node's disk, for tests: reads a file as it would be found after a clean stop, or now.
  * malloc'ed. */
 must_check int sim_file(struct sim *s, unsigned node, const char *path, bool durable_only, uint8_t **p,

@@ -56,6 +56,7 @@ struct disk {
     uint64_t capacity_bytes, used_bytes, next_number;
     struct list inodes;
     struct inode *root;
+    uint64_t unit; /* of those that are not durable: the next one that a crash decides about */
 };
 
 static struct inode *inode_new(struct disk *d, bool folder)
@@ -578,7 +579,16 @@ int64_t disk_truncate(struct disk *d, const struct sim_fd *f, uint64_t n)
 /* True: what was not durable survived all the same. */
 static bool survives(struct disk *d)
 {
-    return !d->sim->options.faults.lose_unsynced || sim_below(d->sim, 2);
+    const struct sim_faults *f = &d->sim->options.faults;
+    uint64_t unit = d->unit++;
+    if (!f->lose_unsynced || f->lose_way == SIM_LOSE_NOTHING)
+        return true;
+    if (f->lose_way == SIM_LOSE_ANY)
+        return sim_below(d->sim, 2);
+    if (f->lose_way == SIM_LOSE_ALL)
+        return false;
+    uint32_t way = f->lose_way - SIM_LOSE_BUT;
+    return (unit == way / 2) == (way % 2 == 0);
 }
 
 static void visit_crash(struct disk *d, struct inode *i, struct page *p)
@@ -628,8 +638,38 @@ static void count_reachable(struct inode *i)
         count_reachable(container_of(it, struct entry, in_folder)->now);
 }
 
+static uint64_t unsynced_bytes(const struct inode *i)
+{
+    uint64_t units = i->size != i->durable_size;
+    for (size_t g = 0; g < i->group_count; g++)
+        for (unsigned k = 0; i->groups[g] && k < GROUP_PAGES; k++)
+            units += (unsigned)__builtin_popcount(i->groups[g]->pages[k].dirty);
+    return units;
+}
+
+static uint64_t unsynced_names(const struct inode *i)
+{
+    uint64_t units = 0;
+    list_for_each (it, &i->entries) {
+        const struct entry *e = container_of(it, struct entry, in_folder);
+        units += e->now != e->durable;
+    }
+    return units;
+}
+
+uint64_t disk_unsynced(struct disk *d)
+{
+    uint64_t units = 0;
+    list_for_each (it, &d->inodes) {
+        const struct inode *i = container_of(it, struct inode, in_disk);
+        units += i->folder ? unsynced_names(i) : unsynced_bytes(i);
+    }
+    return units;
+}
+
 void disk_crash(struct disk *d)
 {
+    d->unit = 0;
     list_for_each (it, &d->inodes) {
         struct inode *i = container_of(it, struct inode, in_disk);
         i->links = i->refs = i->opens = 0;

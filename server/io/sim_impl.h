@@ -23,6 +23,7 @@ struct sim_event {
 
 struct sim_node {
     unsigned number, crashes;
+    uint64_t changes;
     struct disk *disk;
 };
 
@@ -87,6 +88,7 @@ void *sim_alloc(size_t n); /* zeroed; a simulator without memory is of no use, s
 struct disk *disk_create(struct sim *s, uint64_t capacity_bytes);
 void disk_destroy(struct disk *d);
 void disk_crash(struct disk *d);
+uint64_t disk_unsynced(struct disk *d);
 int64_t disk_open(struct disk *d, const char *path, int flags, struct inode **out);
 void disk_close(struct disk *d, struct sim_fd *f);
 int64_t disk_read(struct disk *d, const struct sim_fd *f, void *p, size_t n, uint64_t offset);

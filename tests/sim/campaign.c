@@ -6,7 +6,8 @@
  * smaller as long as it still fails.
  *
  *   campaign [--from S] [--seeds N] [--seconds T] [--jobs N] [--stop]    many; --stop: until one fails
- *   campaign --seed S [--set KNOB=VALUE ...] [--trace]                   one
+ *   campaign --images N [--seeds N] ...                                  N moments and ways of a loss of
+ * power of each seed (images.h); 0: all campaign --seed S [--set KNOB=VALUE ...] [--trace] one
  */
 #include <errno.h>
 #include <signal.h>
@@ -18,10 +19,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/sim/images.h"
 #include "tests/sim/world.h"
 
 #define WORKERS_MAX    64
-#define SEED_SECONDS   120 /* of one world; they take a hundredth */
+#define SEED_SECONDS   120  /* of one world; they take a hundredth */
+#define IMAGES_SECONDS 3600 /* of all images of one */
 #define SHRINK_TRIES   120
 #define TRACED_EVERY   50 /* of so many seeds one is played twice, and the traces compared */
 #define FAILURES_SHOWN 10
@@ -40,22 +43,21 @@ struct worker {
 /* Given by hand, for every seed. */
 static const char *sets[KNOBS];
 static unsigned set_count;
+/* Crash replay instead, and how many images of a seed. */
+static bool images;
+static uint64_t images_most;
 
 static void plan_of(struct plan *p, uint64_t seed)
 {
     plan_draw(p, seed);
+    if (images)
+        images_calm(p);
     for (unsigned i = 0; i < set_count; i++)
         check(plan_set(p, sets[i]));
 }
 
 static struct worker *workers;
 static unsigned worker_count;
-
-static void add(struct tally *sum, const struct tally *x)
-{
-    for (size_t i = 0; i < sizeof *x / sizeof(uint64_t); i++)
-        ((uint64_t *)sum)[i] += ((const uint64_t *)x)[i];
-}
 
 static void *shared(size_t n)
 {
@@ -69,8 +71,8 @@ static void *shared(size_t n)
 static void play(const struct plan *p, struct tally *sum)
 {
     static struct world w;
-    world_play(&w, p, false, false);
-    add(sum, &w.tally);
+    world_play(&w, p, NULL);
+    tally_add(sum, &w.tally);
 }
 
 static void play_twice(const struct plan *p)
@@ -78,7 +80,7 @@ static void play_twice(const struct plan *p)
     static struct world w;
     uint64_t hash[2];
     for (int i = 0; i < 2; i++) {
-        world_play(&w, p, true, false);
+        world_play(&w, p, &(struct watching){.trace = true});
         hash[i] = w.trace_hash;
     }
     if (hash[0] != hash[1])
@@ -88,7 +90,7 @@ static void play_twice(const struct plan *p)
 static int play_alone(const struct plan *p, bool print)
 {
     static struct world w;
-    world_play(&w, p, print, print);
+    world_play(&w, p, &(struct watching){.trace = print, .print = print});
     printf("seed %llu: %llu events, %llu commits, %llu restores, %llu crashes: passed\n",
            (unsigned long long)p->seed, (unsigned long long)w.tally.events,
            (unsigned long long)w.tally.commits, (unsigned long long)w.tally.restores,
@@ -107,12 +109,16 @@ static void work(struct worker *k)
         k->seed = k->next;
         k->next += k->step;
         k->busy = true;
-        alarm(SEED_SECONDS);
+        alarm(images ? IMAGES_SECONDS : SEED_SECONDS);
         plan_of(&p, k->seed);
-        play(&p, &k->tally);
-        if (k->seed % TRACED_EVERY == 0) {
-            play_twice(&p);
-            k->traced++;
+        if (images) {
+            images_play(&p, images_most, &k->tally);
+        } else {
+            play(&p, &k->tally);
+            if (k->seed % TRACED_EVERY == 0) {
+                play_twice(&p);
+                k->traced++;
+            }
         }
         k->seeds++;
         k->busy = false;
@@ -200,9 +206,12 @@ static void report(const char *program, uint64_t seed, const char *text)
 {
     struct plan p;
     char how[512], smallest[1024] = "";
-    printf("seed %llu failed: %s\n  alone: %s --seed %llu --trace\n", (unsigned long long)seed, text, program,
-           (unsigned long long)seed);
     plan_of(&p, seed);
+    plan_print(&p, how, sizeof how);
+    printf("seed %llu failed: %s\n  alone: %s --seed %llu%s --trace%s\n", (unsigned long long)seed, text,
+           program, (unsigned long long)seed, how, images ? ", with crash-at and crash-way as above" : "");
+    if (images)
+        return;
     shrink(&p, smallest, sizeof smallest);
     plan_print(&p, how, sizeof how);
     if (smallest[0])
@@ -281,7 +290,7 @@ static int summary(const struct campaign *c)
     struct tally t = {0};
     uint64_t seeds = 0, traced = 0;
     for (unsigned i = 0; i < worker_count; i++) {
-        add(&t, &workers[i].tally);
+        tally_add(&t, &workers[i].tally);
         seeds += workers[i].seeds;
         traced += workers[i].traced;
     }
@@ -290,11 +299,11 @@ static int summary(const struct campaign *c)
            "commits %llu, restores %llu, prunes %llu; server: starts %llu, crashes %llu, stops %llu; ranks "
            "killed %llu, "
            "attempts left running %llu; faults: cuts %llu, read %llu, write %llu, sync %llu, no space %llu, "
-           "short %llu: %llu passed, %llu failed\n",
+           "short %llu; key rotations %llu, crash images %llu: %llu passed, %llu failed\n",
            N(seeds + c->failed), N(c->from), N(traced), N(t.events), N(t.answers), N(t.errors), N(t.commits),
            N(t.restores), N(t.prunes), N(t.starts), N(t.crashes), N(t.stops), N(t.kills), N(t.zombies),
            N(t.cuts), N(t.read_errors), N(t.write_errors), N(t.sync_errors), N(t.no_space), N(t.shorts),
-           N(seeds), N(c->failed));
+           N(t.rotations), N(t.images), N(images ? t.images : seeds), N(c->failed));
 #undef N
     return c->failed ? 1 : 0;
 }
@@ -316,7 +325,8 @@ static int campaign(struct campaign *c, unsigned jobs)
 static int usage(const char *program)
 {
     fprintf(stderr,
-            "usage: %s [--from SEED] [--seeds N] [--seconds N] [--jobs N] [--stop] [--set KNOB=VALUE ...]\n"
+            "usage: %s [--images N] [--from SEED] [--seeds N] [--seconds N] [--jobs N] [--stop] [--set "
+            "KNOB=VALUE ...]\n"
             "       %s --seed SEED [--set KNOB=VALUE ...] [--trace]\nknobs:",
             program, program);
     for (int k = 0; k < KNOBS; k++)
@@ -349,6 +359,9 @@ int main(int argc, char **argv)
             c.from = strtoull(value, NULL, 10);
         } else if (strcmp(argv[i], "--seeds") == 0) {
             c.seeds = strtoull(value, NULL, 10);
+        } else if (strcmp(argv[i], "--images") == 0) {
+            images = true;
+            images_most = strtoull(value, NULL, 10);
         } else if (strcmp(argv[i], "--seconds") == 0) {
             c.seconds = strtoull(value, NULL, 10);
         } else if (strcmp(argv[i], "--jobs") == 0) {

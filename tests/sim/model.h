@@ -72,6 +72,7 @@ struct model_fence { /* commits above `sequence` are of attempt `number` or newe
 
 struct model_run {
     char name[16];
+    enum run_kind kind;
     bool id_told, dek_told;
     struct id id;
     struct dek dek;

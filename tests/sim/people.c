@@ -50,7 +50,7 @@ static void prune(struct actor *a, struct model_run *r, uint32_t keep_last, uint
 {
     struct call c = {0};
     size_t p = model_prune_asked(&a->w->model, r, keep_last, keep_every);
-    enum err_class class = ASK(a, &c, OP_PRUNE, prune, .kind = RUN_CHECKPOINTS, .name = slice_str(r->name),
+    enum err_class class = ASK(a, &c, OP_PRUNE, prune, .kind = (uint8_t)r->kind, .name = slice_str(r->name),
                                .keep_last = keep_last, .keep_every = keep_every, .execute = 1);
     if (class == ERR_NONE) {
         struct msg_prune_reply reply = ANSWER(&c, prune_reply);
@@ -76,7 +76,7 @@ static void mark(struct actor *a, struct model_run *r, uint64_t sequence, enum m
     if (action == MARK_ACTION_UNPIN)
         model_pin(&a->w->model, r, sequence, false, false);
     enum err_class class =
-        ASK(a, &c, OP_MARK, mark, .kind = RUN_CHECKPOINTS, .name = slice_str(r->name), .sequence = sequence,
+        ASK(a, &c, OP_MARK, mark, .kind = (uint8_t)r->kind, .name = slice_str(r->name), .sequence = sequence,
             .action = (uint8_t)action, .reason = slice_str("the simulator wants it so"));
     if (class == ERR_NONE && pins)
         model_pin(&a->w->model, r, sequence, true, true);
@@ -106,7 +106,7 @@ static void scrub(struct actor *a, struct model_run *r, bool strict)
 {
     struct scrubbing s = {.a = a, .strict = strict};
     struct call c = {.frame = scrub_frame, .arg = &s};
-    (void)ASK(a, &c, OP_SCRUB, scrub, .kind = RUN_CHECKPOINTS, .name = slice_str(r->name),
+    (void)ASK(a, &c, OP_SCRUB, scrub, .kind = (uint8_t)r->kind, .name = slice_str(r->name),
               .level = SCRUB_DATA);
     call_free(&c);
 }
@@ -130,6 +130,8 @@ void operator_main(struct actor *a)
             mark(a, r, some, MARK_ACTION_PIN);
         else if (n && what == 8)
             mark(a, r, some, MARK_ACTION_UNPIN);
+        else if (what == 9 && roll(a, 2))
+            rotate_key(a, r);
         else if (n > 1 && roll(a, 3) == 0)
             mark(a, r, some, MARK_ACTION_BAD);
         free(items);

@@ -34,7 +34,10 @@ static const struct range ranges[KNOBS] = {
     [KNOB_BYTES] = {"bytes", 64, 64, 12000, false},
     [KNOB_READERS] = {"readers", 0, 0, 2, false},
     [KNOB_OPERATOR] = {"operator", 0, 0, 1, false},
+    [KNOB_DATASET] = {"dataset", 0, 0, 1, false},
     [KNOB_LOOPS] = {"loops", 1, 1, 2, false},
+    [KNOB_CRASH_AT] = {"crash-at", 0, 0, 0, false},
+    [KNOB_CRASH_WAY] = {"crash-way", 0, 0, 0, false},
 };
 
 /* splitmix64 (Steele, Lea, Flood 2014). */

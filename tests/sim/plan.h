@@ -35,7 +35,11 @@ enum knob {
     KNOB_BYTES, /* of a tensor, at most */
     KNOB_READERS,
     KNOB_OPERATOR,
-    KNOB_LOOPS, /* of the server */
+    KNOB_DATASET, /* whether the second job imports into a dataset */
+    KNOB_LOOPS,   /* of the server */
+    /* The power fails at one moment, in one way; never drawn. */
+    KNOB_CRASH_AT,  /* number of the change of the server's disk after which; 0: not so */
+    KNOB_CRASH_WAY, /* SIM_LOSE_... of server/io/sim.h */
     KNOBS
 };
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,12 +7,19 @@
 
 /* ---- runs and keys ---- */
 
+#define EPOCHS 16u
+
+/* The tenant's keys of all epochs; a run begins with the first. */
 static const struct keyring *keyring(void)
 {
-    static struct kek kek = {.epoch = 1};
-    static struct keyring ring = {.keks = &kek, .count = 1};
-    if (!kek.key)
-        check((kek.key = secret_create("the only key in this small world", KEY_BYTES)));
+    static struct kek keks[EPOCHS];
+    static struct keyring ring = {.keks = keks, .count = EPOCHS};
+    for (uint32_t i = 0; i < EPOCHS && !keks[EPOCHS - 1].key; i++) {
+        char bytes[KEY_BYTES + 1];
+        snprintf(bytes, sizeof bytes, "a key of this small world: %6u", i);
+        keks[i] = (struct kek){.epoch = i + 1, .key = secret_create(bytes, KEY_BYTES)};
+        check(keks[i].key);
+    }
     return &ring;
 }
 
@@ -34,13 +42,15 @@ static enum err_class make_key(struct actor *a, const struct id *run)
 
 static void take_key(struct actor *a, struct model_run *r, const struct id *run, struct slice envelopes)
 {
-    struct dek dek;
     struct err e = {0};
-    if (envelopes.n != ENVELOPE_BYTES)
-        world_fail(a->w, "%s: %zu bytes of envelopes, one has %u", r->name, envelopes.n, ENVELOPE_BYTES);
-    if (envelope_open(keyring(), "acme", run, envelopes.p, envelopes.n, &dek, &e) < 0)
-        world_fail(a->w, "%s: the run's key does not open: %s", r->name, e.text);
-    model_key_told(&a->w->model, r, &dek);
+    if (envelopes.n % ENVELOPE_BYTES != 0)
+        world_fail(a->w, "%s: %zu bytes of envelopes, each has %u", r->name, envelopes.n, ENVELOPE_BYTES);
+    for (size_t at = 0; at < envelopes.n; at += ENVELOPE_BYTES) {
+        struct dek dek;
+        if (envelope_open(keyring(), "acme", run, envelopes.p + at, ENVELOPE_BYTES, &dek, &e) < 0)
+            world_fail(a->w, "%s: the run's key does not open: %s", r->name, e.text);
+        model_key_told(&a->w->model, r, &dek);
+    }
 }
 
 enum err_class read_run(struct actor *a, struct model_run *r, bool create)
@@ -49,7 +59,7 @@ enum err_class read_run(struct actor *a, struct model_run *r, bool create)
     while (alive(a)) {
         struct call c = {0};
         bool was_there = r->id_told, had_key = r->dek_told;
-        class = ASK(a, &c, OP_RUN_OPEN, run_open, .kind = RUN_CHECKPOINTS, .name = slice_str(r->name),
+        class = ASK(a, &c, OP_RUN_OPEN, run_open, .kind = (uint8_t)r->kind, .name = slice_str(r->name),
                     .create = create, .run_id = actor_id(a));
         if (class != ERR_NONE) {
             if (class == ERR_NOT_FOUND && (create || was_there))
@@ -76,13 +86,56 @@ enum err_class read_run(struct actor *a, struct model_run *r, bool create)
     return alive(a) ? class : ERR_NETWORK;
 }
 
+/* Epochs of all envelopes: a bit each. 0: the run was not opened. */
+static uint32_t epochs_of(struct actor *a, struct model_run *r)
+{
+    struct call c = {0};
+    uint32_t epochs = 0;
+    if (ASK(a, &c, OP_RUN_OPEN, run_open, .kind = (uint8_t)r->kind, .name = slice_str(r->name)) == ERR_NONE) {
+        struct msg_run_open_reply reply = ANSWER(&c, run_open_reply);
+        for (size_t at = 0; at + ENVELOPE_BYTES <= reply.envelopes.n; at += ENVELOPE_BYTES) {
+            uint32_t epoch;
+            struct id run;
+            check(envelope_epoch(reply.envelopes.p + at, ENVELOPE_BYTES, &run, &epoch, &c.err) == 0);
+            check(epoch >= 1 && epoch <= EPOCHS);
+            epochs |= 1u << (epoch - 1);
+        }
+        if (reply.envelopes.n)
+            take_key(a, r, &reply.run_id, reply.envelopes);
+    }
+    call_free(&c);
+    return epochs;
+}
+
+void rotate_key(struct actor *a, struct model_run *r)
+{
+    uint32_t had = epochs_of(a, r), newest = had ? 31u - (uint32_t)__builtin_clz(had) : 0;
+    uint8_t salt[SALT_BYTES], envelope[ENVELOPE_BYTES];
+    struct err e = {0};
+    struct call c = {0};
+    if (!had || !r->dek_told || newest + 1 >= EPOCHS)
+        return;
+    actor_random(a, salt, sizeof salt);
+    check(envelope_wrap(&keyring()->keks[newest + 1], "acme", &r->id, &r->dek, salt, envelope, &e) == 0);
+    enum err_class class = ASK(a, &c, OP_ENVELOPE_PUT, envelope_put, .run_id = r->id,
+                               .envelope = SLICE(envelope, ENVELOPE_BYTES));
+    call_free(&c);
+    for (uint32_t i = 0; i <= newest && class == ERR_NONE; i++) {
+        struct call drop = {0};
+        if (had >> i & 1)
+            class = ASK(a, &drop, OP_ENVELOPE_DROP, envelope_drop, .run_id = r->id, .epoch = i + 1);
+        call_free(&drop);
+    }
+    a->w->tally.rotations += class == ERR_NONE;
+}
+
 /* ---- commits ---- */
 
 static enum err_class list_page(struct actor *a, struct model_run *r, uint64_t after,
                                 struct msg_commit_item **items, size_t *n)
 {
     struct call c = {0};
-    enum err_class class = ASK(a, &c, OP_COMMIT_LIST, commit_list, .kind = RUN_CHECKPOINTS,
+    enum err_class class = ASK(a, &c, OP_COMMIT_LIST, commit_list, .kind = (uint8_t)r->kind,
                                .name = slice_str(r->name), .after_sequence = after);
     if (class == ERR_NONE) {
         struct msg_list_reply reply = ANSWER(&c, list_reply);
@@ -136,7 +189,7 @@ enum err_class read_commit(struct actor *a, struct model_run *r, enum commit_sel
 {
     struct call c = {0};
     uint64_t asked_at = model_asks(&a->w->model);
-    enum err_class class = ASK(a, &c, OP_COMMIT_GET, commit_get, .kind = RUN_CHECKPOINTS,
+    enum err_class class = ASK(a, &c, OP_COMMIT_GET, commit_get, .kind = (uint8_t)r->kind,
                                .name = slice_str(r->name), .select = (uint8_t)select, .value = value);
     if (class == ERR_NONE) {
         struct msg_commit_get_reply reply = ANSWER(&c, commit_get_reply);

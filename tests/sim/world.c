@@ -19,12 +19,16 @@ size_t world_fail_size;
 
 void world_fail(struct world *w, const char *fmt, ...)
 {
-    char text[1024];
+    char text[1024] = "";
+    int n = 0;
     va_list ap;
+    if (w->plan.knob[KNOB_CRASH_AT])
+        n = snprintf(text, sizeof text, "--set crash-at=%u --set crash-way=%u: ", w->plan.knob[KNOB_CRASH_AT],
+                     w->plan.knob[KNOB_CRASH_WAY]);
     va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
+    vsnprintf(text + n, sizeof text - (size_t)n, fmt, ap);
     va_end(ap);
-    if (w->print)
+    if (w->watching.print)
         printf("FAILED: %s\n", text);
     fflush(stdout);
     if (world_fail_text)
@@ -43,14 +47,14 @@ static void trace_line(void *arg, const char *line)
 {
     struct world *w = arg;
     w->trace_hash = w->trace_hash * 31 + hash64(line, strlen(line));
-    if (w->print)
+    if (w->watching.print)
         printf("%s\n", line);
 }
 
 void world_note(struct world *w, const char *fmt, ...)
 {
     char line[700];
-    if (!w->trace)
+    if (!w->watching.trace)
         return;
     int n = snprintf(line, sizeof line, "%llu ms -- ", (unsigned long long)sim_now_ms(w->sim));
     va_list ap;
@@ -139,8 +143,10 @@ static bool at_rest(struct world *w)
 void world_faults(struct world *w)
 {
     const uint32_t *k = w->plan.knob;
-    struct sim_faults f = {.lose_unsynced = k[KNOB_LOSE] != 0};
-    if (w->faulty)
+    struct sim_faults f = {.lose_unsynced = k[KNOB_LOSE] != 0,
+                           .lose_way = w->crash_way,
+                           .stall_ms_max = w->faulty ? k[KNOB_STALL] : 0};
+    if (w->faulty && !k[KNOB_CRASH_AT])
         f = (struct sim_faults){.read_error = server_up(w) || k[KNOB_BAD_START] ? k[KNOB_READ_ERROR] : 0,
                                 .write_error = k[KNOB_WRITE_ERROR],
                                 .write_no_space = k[KNOB_NO_SPACE],
@@ -183,6 +189,36 @@ static void faulty_time(struct world *w)
             (void)actor_begin(w, ROLE_READER, audit_main, &audit, "audit");
     }
     w->faulty = false;
+    world_faults(w);
+}
+
+/* ---- one crash ---- */
+
+static bool change_has_come(struct world *w)
+{
+    return jobs_done(w) || sim_changes(w->sim, 0) > w->changes;
+}
+
+static void time_to_one_crash(struct world *w)
+{
+    uint64_t events = 0;
+    bool crashed = false;
+    w->faulty = true;
+    world_faults(w);
+    while (!crashed && !jobs_done(w) && events < CALM_EVENTS_MAX) {
+        w->changes = sim_changes(w->sim, 0);
+        events += run_until(w, change_has_come, CALM_EVENTS_MAX);
+        w->changes = sim_changes(w->sim, 0);
+        if (w->watching.changed)
+            w->watching.changed(w);
+        crashed = !jobs_done(w) && w->changes >= w->plan.knob[KNOB_CRASH_AT];
+    }
+    w->faulty = false;
+    if (crashed) {
+        world_faults(w);
+        server_lose_power(w);
+        w->crash_way = SIM_LOSE_ANY; /* of what may follow */
+    }
     world_faults(w);
 }
 
@@ -258,20 +294,23 @@ static void people_come(struct world *w)
         (void)actor_begin(w, ROLE_OPERATOR, operator_main, NULL, "operator");
 }
 
-static void world_create(struct world *w, const struct plan *plan, bool trace, bool print)
+static void world_create(struct world *w, const struct plan *plan, const struct watching *watching)
 {
     memset(w, 0, sizeof *w);
     w->plan = *plan;
     if (w->plan.knob[KNOB_JOBS] > 2)
         w->plan.knob[KNOB_JOBS] = 2;
     w->rng = plan->seed ^ 0x5eed;
-    w->trace = trace || print;
-    w->print = print;
+    w->crash_way = plan->knob[KNOB_CRASH_WAY];
+    if (watching)
+        w->watching = *watching;
     w->shape = (struct sim_shape){.tensors = plan->knob[KNOB_TENSORS], .bytes_max = plan->knob[KNOB_BYTES]};
     w->model.fail = model_failed;
     w->model.fail_arg = w;
     for (int i = 0; i < 2; i++)
         snprintf(w->model.run[i].name, sizeof w->model.run[i].name, "run%d", i);
+    w->model.run[0].kind = RUN_CHECKPOINTS;
+    w->model.run[1].kind = plan->knob[KNOB_DATASET] ? RUN_DATASET : RUN_CHECKPOINTS;
     list_init(&w->lives);
     list_init(&w->actors);
     struct sim_options so = {.seed = plan->seed};
@@ -279,7 +318,7 @@ static void world_create(struct world *w, const struct plan *plan, bool trace, b
         so.disk_bytes =
             (256u << 10) + (uint64_t)w->plan.knob[KNOB_JOBS] * plan->knob[KNOB_RANKS] * 6 *
                                (plan->knob[KNOB_TENSORS] * (plan->knob[KNOB_BYTES] + 4096ull) + 16384);
-    if (w->trace) {
+    if (w->watching.trace) {
         so.trace = trace_line;
         so.trace_arg = w;
     }
@@ -311,14 +350,23 @@ static void world_destroy(struct world *w)
     sim_destroy(w->sim);
 }
 
-void world_play(struct world *w, const struct plan *plan, bool trace, bool print)
+void world_play(struct world *w, const struct plan *plan, const struct watching *watching)
 {
-    world_create(w, plan, trace, print);
+    world_create(w, plan, watching);
     server_begin(w);
     if (run_until(w, is_up, AUDIT_EVENTS_MAX) >= AUDIT_EVENTS_MAX)
         world_fail(w, "the first start does not end");
     people_come(w);
-    faulty_time(w);
+    if (w->plan.knob[KNOB_CRASH_AT])
+        time_to_one_crash(w);
+    else
+        faulty_time(w);
     calm_time(w);
     world_destroy(w);
+}
+
+void tally_add(struct tally *sum, const struct tally *x)
+{
+    for (size_t i = 0; i < sizeof *x / sizeof(uint64_t); i++)
+        ((uint64_t *)sum)[i] += ((const uint64_t *)x)[i];
 }

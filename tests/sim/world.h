@@ -14,7 +14,8 @@
 
 /* What a seed reached; all 64 bits wide, so that they can be added up. */
 struct tally {
-    uint64_t events, answers, errors, commits, restores, prunes, starts, crashes, stops, kills, zombies;
+    uint64_t events, answers, errors, commits, restores, prunes, starts, crashes, stops, kills, zombies,
+        rotations, images;
     uint64_t cuts, read_errors, write_errors, no_space, sync_errors, shorts;
 };
 
@@ -30,6 +31,12 @@ struct job {
     bool done;
 };
 
+struct watching {
+    bool trace, print; /* hash what happens; and print it */
+    /* After changes of the server's disk, of a plan with KNOB_CRASH_AT; may be NULL. */
+    void (*changed)(struct world *w);
+};
+
 struct world {
     struct plan plan;
     struct sim *sim;
@@ -39,6 +46,8 @@ struct world {
     struct life *life;    /* the present one */
     unsigned server_runs; /* counts starts that went well */
     bool faulty;
+    uint64_t changes;      /* of the server's disk, at the last look */
+    uint32_t crash_way;    /* of the next loss of power */
     uint32_t syncs_failed; /* when the power failed last */
     bool reboot_wanted;    /* the server has refused to start before one */
     bool restart_wanted;   /* somebody met a store that is read-only */
@@ -50,11 +59,12 @@ struct world {
     struct sim_shape shape;
     struct tally tally;
     uint64_t trace_hash;
-    bool trace, print; /* hash what happens; and print it */
+    struct watching watching;
 };
 
-/* Plays the plan from begin to end; does not return if something is wrong. */
-void world_play(struct world *w, const struct plan *plan, bool trace, bool print);
+/* Plays the plan from begin to end; does not return if something is wrong. watching: may be NULL. */
+void world_play(struct world *w, const struct plan *plan, const struct watching *watching);
+void tally_add(struct tally *sum, const struct tally *x);
 
 /* Says why the seed has failed, and ends the process. */
 void world_fail(struct world *w, const char *fmt, ...) __attribute__((format(printf, 2, 3), noreturn));
