@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The keyed permutation is a balanced Feistel network over the smallest power of four that holds n, walked
- * until it falls below n (J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains", 2002): less than
- * four steps on average. It is no cipher: its aim is even spread, the same on every machine. Constants and
- * worked values are in FORMAT.md.
+ * The keyed permutation is a balanced Feistel network over the smallest power of four that holds n and is at
+ * least 256, walked until it falls below n (J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains",
+ * 2002): less than four steps on average for n > 64, 256 / n below. Smaller networks favour some permutations
+ * of a few elements, such as a handful of shards. It is no cipher: its aim is even spread, the same on every
+ * machine. Constants and worked values are in FORMAT.md.
  */
 #include "format/order.h"
 
@@ -12,8 +13,10 @@
 
 #include "format/base/cursor.h"
 
-#define GOLDEN 0x9e3779b97f4a7c15ull
-#define ROUNDS 8u
+#define GOLDEN            0x9e3779b97f4a7c15ull
+#define ROUNDS            8u
+#define HALF_BITS_MIN     4u
+#define SUBSTITUTE_WINDOW 8u /* in shards, for sequential orders */
 
 struct order {
     uint64_t *counts; /* per shard */
@@ -26,8 +29,7 @@ struct order {
     uint64_t *before;   /* samples before each place; shards + 1 of them */
 };
 
-/* The finalizer of SplitMix64 (G. Steele, D. Lea, C. Flood, OOPSLA 2014). */
-static uint64_t mix(uint64_t x)
+uint64_t order_mix(uint64_t x)
 {
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ x >> 27) * 0x94d049bb133111ebull;
@@ -41,11 +43,11 @@ struct feistel {
 
 static struct feistel feistel_of(uint64_t n, uint64_t key)
 {
-    struct feistel f = {.half = 1};
+    struct feistel f = {.half = HALF_BITS_MIN};
     while (f.half < 32 && n > 1ull << 2 * f.half)
         f.half++;
     for (unsigned i = 0; i < ROUNDS; i++)
-        f.keys[i] = mix(key + (i + 1) * GOLDEN);
+        f.keys[i] = order_mix(key + (i + 1) * GOLDEN);
     return f;
 }
 
@@ -53,7 +55,7 @@ static uint64_t feistel_step(const struct feistel *f, uint64_t x)
 {
     uint64_t left = x >> f->half, right = x & ((1ull << f->half) - 1);
     for (unsigned i = 0; i < ROUNDS; i++) {
-        uint64_t next = left ^ mix(right ^ f->keys[i]) >> (64 - f->half);
+        uint64_t next = left ^ order_mix(right ^ f->keys[i]) >> (64 - f->half);
         left = right;
         right = next;
     }
@@ -72,10 +74,11 @@ uint64_t order_permute(uint64_t n, uint64_t key, uint64_t x)
     return x;
 }
 
-/* Stream 0 orders the shards of an epoch, stream 1 + w the samples of window w. */
+/* Stream 0 orders the shards of an epoch, stream 1 + w the samples of window w, stream 2^64 - 1 - w what
+ * stands in for damaged ones of it. */
 static uint64_t stream_key(const struct order *o, uint64_t stream)
 {
-    return mix(mix(mix(o->seed + GOLDEN) ^ o->epoch) + (stream + 1) * GOLDEN);
+    return order_mix(order_mix(order_mix(o->seed + GOLDEN) ^ o->epoch) + (stream + 1) * GOLDEN);
 }
 
 static void tables_fill(struct order *o)
@@ -149,21 +152,53 @@ static uint32_t place_of(const struct order *o, uint64_t x)
     return low;
 }
 
+static void seek_epoch(struct order *o, uint64_t epoch)
+{
+    if (epoch == o->epoch)
+        return;
+    o->epoch = epoch;
+    if (o->window_shards > 0)
+        tables_fill(o);
+}
+
+static struct order_place sample_at(const struct order *o, uint64_t x)
+{
+    uint32_t place = place_of(o, x);
+    return (struct order_place){.shard = o->permuted[place], .sample = x - o->before[place]};
+}
+
+/* Samples [begin, begin + size) of the epoch are shuffled among themselves. */
+struct window {
+    uint32_t number;
+    uint64_t begin, size;
+};
+
+static struct window window_at(const struct order *o, uint64_t x, uint32_t width)
+{
+    uint32_t number = place_of(o, x) / width, first = number * width;
+    uint32_t end = o->shards - first > width ? first + width : o->shards;
+    return (struct window){number, o->before[first], o->before[end] - o->before[first]};
+}
+
 struct order_place order_at(struct order *o, uint64_t position)
 {
-    uint64_t epoch = position / o->samples, x = position % o->samples;
-    if (epoch != o->epoch) {
-        o->epoch = epoch;
-        if (o->window_shards > 0)
-            tables_fill(o);
-    }
-    uint32_t place = place_of(o, x);
+    uint64_t x = position % o->samples;
+    seek_epoch(o, position / o->samples);
     if (o->window_shards > 0) {
-        uint32_t window = place / o->window_shards, first = window * o->window_shards;
-        uint32_t end = o->shards - first > o->window_shards ? first + o->window_shards : o->shards;
-        uint64_t begin = o->before[first], size = o->before[end] - begin;
-        x = begin + order_permute(size, stream_key(o, 1ull + window), x - begin);
-        place = place_of(o, x);
+        struct window w = window_at(o, x, o->window_shards);
+        x = w.begin + order_permute(w.size, stream_key(o, 1ull + w.number), x - w.begin);
     }
-    return (struct order_place){.shard = o->permuted[place], .sample = x - o->before[place]};
+    return sample_at(o, x);
+}
+
+bool order_substitute(struct order *o, uint64_t position, uint32_t attempt, struct order_place *out)
+{
+    uint64_t x = position % o->samples;
+    seek_epoch(o, position / o->samples);
+    struct window w = window_at(o, x, o->window_shards ? o->window_shards : SUBSTITUTE_WINDOW);
+    if (attempt >= w.size)
+        return false;
+    uint64_t from = (x - w.begin + 1 + attempt) % w.size;
+    *out = sample_at(o, w.begin + order_permute(w.size, stream_key(o, ~(uint64_t)w.number), from));
+    return true;
 }

@@ -319,7 +319,7 @@ GOLDEN_RATIO = 0x9e3779b97f4a7c15
 def permute(n, key, x):
     if n == 1:
         return 0
-    h = next(h for h in range(1, 33) if n <= 1 << 2 * h)
+    h = next(h for h in range(4, 33) if n <= 1 << 2 * h)
     keys = [mix(key + (i + 1) * GOLDEN_RATIO & MASK) for i in range(8)]
     while True:
         left, right = x >> h, x & (1 << h) - 1
@@ -330,7 +330,7 @@ def permute(n, key, x):
             return x
 
 
-def order(counts, seed, window, position):
+def order(counts, seed, window, position, substitute=None):
     epoch, x = divmod(position, sum(counts))
 
     def key(stream):
@@ -343,16 +343,36 @@ def order(counts, seed, window, position):
     def place(at):
         return max(j for j in shards if b[j] <= at and counts[p[j]] > 0)
 
-    if window:
-        w = place(x) // window
-        first, end = w * window, min((w + 1) * window, len(counts))
-        x = b[first] + permute(b[end] - b[first], key(1 + w), x - b[first])
+    if window or substitute is not None:
+        w = place(x) // (window or 8)
+        first, end = w * (window or 8), min((w + 1) * (window or 8), len(counts))
+        stream = 1 + w
+        if substitute is not None:
+            stream, x = MASK - w, b[first] + (x - b[first] + 1 + substitute) % (b[end] - b[first])
+        x = b[first] + permute(b[end] - b[first], key(stream), x - b[first])
     return p[place(x)], x - b[place(x)]
 
 
+def mixed(weights, counts, seed, window, position):
+    low, high, n, node = 0, len(weights), position, 1
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        left, both = sum(weights[low:middle]), sum(weights[low:high])
+        shift = mix(mix(seed + GOLDEN_RATIO & MASK) + node * GOLDEN_RATIO & MASK) % both
+        u, v = (n * left + shift) // both, ((n + 1) * left + shift) // both
+        if v > u:
+            n, high, node = u, middle, 2 * node
+        else:
+            n, low, node = n - u, middle, 2 * node + 1
+    return low, *order(counts, mix(seed + (low + 1) * GOLDEN_RATIO & MASK), window, n)
+
+
 def test_order_gives_the_values_of_the_document():
-    assert [permute(10, 42, x) for x in range(10)] == [2, 9, 4, 1, 6, 8, 0, 5, 3, 7]
+    assert [permute(10, 42, x) for x in range(10)] == [3, 7, 5, 0, 4, 8, 1, 9, 6, 2]
     assert permute(10**12, 7, 123456789) == 328071954450
     assert permute(MASK, 1, 0) == 4000726240098497997
     assert [order((3, 0, 5, 2), 2024, 2, i) for i in range(10)] == [
-        (0, 1), (0, 2), (0, 0), (3, 1), (2, 3), (2, 4), (2, 2), (3, 0), (2, 1), (2, 0)]
+        (0, 1), (0, 0), (0, 2), (2, 0), (3, 0), (2, 1), (2, 2), (2, 4), (3, 1), (2, 3)]
+    assert [order((3, 0, 5, 2), 2024, 2, 3, a) for a in range(4)] == [(2, 4), (2, 1), (3, 1), (3, 0)]
+    assert [mixed((5, 3, 2), (3, 0, 5, 2), 2024, 2, i) for i in range(10)] == [
+        (1, 3, 1), (0, 3, 0), (1, 0, 1), (0, 3, 1), (2, 2, 3), (0, 2, 4), (1, 0, 2), (0, 2, 2), (2, 3, 0), (0, 2, 0)]
