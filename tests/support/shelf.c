@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -610,7 +611,8 @@ static void take_link(struct shelf *s)
     int l = 0, fd = accept4(s->listener, NULL, NULL, SOCK_CLOEXEC);
     while (l < LINKS_MAX && s->links[l].fd >= 0)
         l++;
-    check(fd >= 0 && l < LINKS_MAX);
+    int one = 1;
+    check(fd >= 0 && l < LINKS_MAX && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) == 0);
     s->links[l].fd = fd;
     s->links[l].opened = s->links[l].cut = false;
     int rc = channel_create_clear(true, &peer, &s->links[l].channel);
