@@ -198,6 +198,7 @@ static void client_free(struct larder *c)
     if (c->config)
         channel_config_unref(c->config);
     credentials_free(&c->credentials);
+    pthread_mutex_destroy(&c->feeds_lock);
     free(c->path);
     free(c);
 }
@@ -233,6 +234,7 @@ int larder_open(const struct larder_options *options, struct larder **out, struc
         return client_leave(err_set(&e, ERR_NO_MEMORY, "no memory for a client"), &e, error);
     c->pid = getpid();
     secrets_random(&c->incarnation, sizeof c->incarnation);
+    pthread_mutex_init(&c->feeds_lock, NULL);
     int rc = client_open(c, options, &e);
     if (rc < 0)
         client_free(c);

@@ -27,6 +27,10 @@ const struct larder_options *client_options(struct larder *c); /* defaults fille
 /* The right bound for a public timeout_ms argument. */
 uint32_t client_timeout(struct larder *c, int timeout_ms);
 
+/* The position that saves take by themselves: its bytes, 0 if no feed is open that they look at. ERR_INVALID:
+ * several are. */
+must_check int client_feed_state(struct larder *c, uint8_t state[LARDER_STATE_BYTES], struct err *e);
+
 /* A run or dataset with its key. */
 struct run {
     enum run_kind kind;

@@ -36,7 +36,6 @@ void larder_dataset_close(struct larder_dataset *d)
 {
     if (!d || client_enter(d->client, NULL) == -ECHILD)
         return;
-    free(d->cache);
     dataset_close(d);
 }
 
@@ -138,11 +137,10 @@ static int read_sealed(struct reading *r, struct err *e)
     return rc;
 }
 
-static int read_published(struct reading *r, struct err *e)
+static int read_published(struct reading *r, unsigned retry_ms, struct err *e)
 {
     struct read_piece piece = {
         .object = dataset_published_object(r->v->shard), .offset = r->offset, .bytes = r->n, .into = r->out};
-    unsigned retry_ms = client_options(r->d->client)->reconnect_ms;
     struct ranged_read read = {.conn = r->d->conn,
                                .source = READ_PUBLISHED,
                                .scope = r->d->version_id,
@@ -165,7 +163,7 @@ static int read_published(struct reading *r, struct err *e)
 }
 
 static int64_t read_range(struct larder_dataset *d, uint32_t shard, uint64_t offset, void *p, size_t n,
-                          struct err *e)
+                          unsigned retry_ms, struct err *e)
 {
     uint64_t size = d->table.shards[shard].bytes;
     if (offset >= size || n == 0)
@@ -177,12 +175,21 @@ static int64_t read_range(struct larder_dataset *d, uint32_t shard, uint64_t off
     if (rc < 0)
         return rc;
     struct reading r = {.d = d, .v = v, .offset = offset, .n = n, .out = p, .next = offset};
-    rc = d->published ? read_published(&r, e) : read_sealed(&r, e);
+    rc = d->published ? read_published(&r, retry_ms, e) : read_sealed(&r, e);
     if (rc < 0)
         err_prepend(e, "dataset \"%s\", shard \"%s\", %zu bytes at %" PRIu64, d->name,
                     d->table.shards[shard].name, n, offset);
     dataset_view_put(d, v);
     return rc < 0 ? rc : (int64_t)n;
+}
+
+int64_t dataset_bytes(struct larder_dataset *d, uint32_t shard, uint64_t offset, void *p, size_t n,
+                      unsigned retry_ms, struct err *e)
+{
+    pthread_mutex_lock(&d->read_lock);
+    int64_t rc = read_range(d, shard, offset, p, n, retry_ms, e);
+    pthread_mutex_unlock(&d->read_lock);
+    return rc;
 }
 
 int64_t larder_dataset_read(struct larder_dataset *d, size_t shard, uint64_t offset, void *p, size_t n,
@@ -195,10 +202,7 @@ int64_t larder_dataset_read(struct larder_dataset *d, size_t shard, uint64_t off
                      d->name, d->table.count, shard);
     if (rc == 0 && n > INT64_MAX)
         rc = err_set(&e, ERR_INVALID, "%zu bytes cannot be read at once", n);
-    if (rc == 0) {
-        pthread_mutex_lock(&d->read_lock);
-        rc = read_range(d, (uint32_t)shard, offset, p, n, &e);
-        pthread_mutex_unlock(&d->read_lock);
-    }
+    if (rc == 0)
+        rc = dataset_bytes(d, (uint32_t)shard, offset, p, n, client_options(d->client)->reconnect_ms, &e);
     return rc < 0 ? client_leave((int)rc, &e, error) : rc;
 }

@@ -171,6 +171,7 @@ int dataset_published_samples(struct larder_dataset *d, uint32_t shard, struct d
 
 struct counting {
     struct larder_dataset *d;
+    const bool *chosen; /* NULL: all */
     atomic_uint next;
     pthread_mutex_t lock; /* of err */
     struct err err;       /* the first */
@@ -183,6 +184,8 @@ static void *count_some(void *arg)
     for (uint32_t i; (i = atomic_fetch_add(&c->next, 1)) < d->table.count;) {
         struct dataset_view *v;
         struct err e = {0};
+        if (c->chosen && !c->chosen[i])
+            continue;
         if (dataset_view_get(d, i, true, &v, &e) == 0) {
             dataset_view_put(d, v);
             continue;
@@ -197,11 +200,11 @@ static void *count_some(void *arg)
 }
 
 /* The server looks through a file when its index is first asked for; several at once hide that it waits. */
-int dataset_count(struct larder_dataset *d, struct err *e)
+int dataset_count(struct larder_dataset *d, const bool *chosen, struct err *e)
 {
     if (d->counted)
         return 0;
-    struct counting c = {.d = d, .lock = PTHREAD_MUTEX_INITIALIZER};
+    struct counting c = {.d = d, .chosen = chosen, .lock = PTHREAD_MUTEX_INITIALIZER};
     pthread_t threads[COUNTERS_MAX];
     unsigned wanted = d->table.count < COUNTERS_MAX ? d->table.count : COUNTERS_MAX, started = 0;
     sigset_t all, old;

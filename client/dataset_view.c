@@ -117,6 +117,7 @@ void dataset_close(struct larder_dataset *d)
         check(v->refs == 0);
         view_free(d, v);
     }
+    free(d->cache);
     shard_table_free(&d->table);
     if (!d->published && d->version) {
         commit_free(&d->commit);
@@ -238,6 +239,7 @@ static struct dataset_view *entry(struct larder_dataset *d, uint32_t shard)
     struct dataset_view *v = calloc(1, sizeof *v);
     if (!v)
         return NULL;
+    v->dataset = d;
     v->shard = shard;
     list_add_tail(&d->views, &v->link);
     d->view_count++;

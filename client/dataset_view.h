@@ -28,7 +28,7 @@ struct larder_dataset {
     uint64_t version; /* imported: the sequence. Published: first 8 bytes of its version id */
     bool published;
     struct shard_table table;
-    bool counted; /* every shard's samples are known */
+    bool counted; /* every shard's samples are known, of those that were chosen */
     /* imported */
     struct run run;
     struct commit commit;
@@ -48,6 +48,7 @@ struct larder_dataset {
 
 struct dataset_view {
     struct list link;
+    struct larder_dataset *dataset;
     uint32_t shard;
     unsigned refs;
     bool loading;
@@ -70,9 +71,14 @@ void dataset_view_put(struct larder_dataset *d, struct dataset_view *v);
 /* One more reference to a view that the caller holds. */
 void dataset_view_ref(struct larder_dataset *d, struct dataset_view *v);
 
-/* Makes sure that table.shards[].samples are all known: published directories are counted by the server,
- * shard by shard. */
-must_check int dataset_count(struct larder_dataset *d, struct err *e);
+/* Makes sure that table.shards[].samples are known, of all shards or of the chosen ones: published
+ * directories are counted by the server, shard by shard. */
+must_check int dataset_count(struct larder_dataset *d, const bool *chosen, struct err *e);
+
+/* Bytes of a shard, verified and decrypted; returns how many (fewer only at its end). A lost connection is
+ * asked again for retry_ms without a byte. Blocks. Any thread; one read of a dataset at a time. */
+must_check int64_t dataset_bytes(struct larder_dataset *d, uint32_t shard, uint64_t offset, void *p, size_t n,
+                                 unsigned retry_ms, struct err *e);
 
 /* Opens a published directory's version on a connection that did not open it yet, or whose server may have
  * restarted, and checks that it still is the same. ERR_MISMATCH if it changed. */

@@ -1,180 +1,85 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public face of a feed: opening, handing out batches, the state. */
+/* The public face of an open feed: handing out batches, the state, figures, closing. */
 #include <errno.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/clock.h"
 #include "client/feed_private.h"
+#include "client/opened.h"
 
-#define WINDOW_SHARDS_DEFAULT 8u
-#define DEPTH_BYTES_DEFAULT   (64ull << 20)
-#define DEPTH_BYTES_MIN       (1ull << 20)
-#define VIEWS_BESIDE_WINDOW   4u
+/* ---- what saves look at ---- */
 
-/* ---- opening ---- */
-
-static int options_of(const struct larder_feed_options *given, struct larder_feed_options *o, struct err *e)
+void feed_enlist(struct larder_feed *f)
 {
-    *o = (struct larder_feed_options){.size = sizeof *o};
-    if (!given || given->size < offsetof(struct larder_feed_options, rank))
-        return err_set(e, ERR_INVALID, "no feed options were given: start from LARDER_INIT and set size");
-    memcpy(o, given, given->size < sizeof *o ? given->size : sizeof *o);
-    if (!o->dataset)
-        return err_set(e, ERR_INVALID, "no dataset name was given");
-    if (o->last != LARDER_LAST_DROP && o->last != LARDER_LAST_PAD)
-        return err_set(e, ERR_INVALID, "last %d is not known: LARDER_LAST_DROP or LARDER_LAST_PAD",
-                       (int)o->last);
-    if (o->damage != LARDER_DAMAGE_FAIL && o->damage != LARDER_DAMAGE_SKIP)
-        return err_set(e, ERR_INVALID, "damage %d is not known: LARDER_DAMAGE_FAIL or LARDER_DAMAGE_SKIP",
-                       (int)o->damage);
-    if (o->connections > FEED_CONNECTIONS_MAX)
-        return err_set(e, ERR_LIMIT, "%u connections, at most %u are allowed", o->connections,
-                       FEED_CONNECTIONS_MAX);
-    o->world = o->world ? o->world : 1;
-    o->epochs = o->epochs ? o->epochs : 1;
-    o->connections = o->connections ? o->connections : 2;
-    o->depth_bytes = o->depth_bytes ? o->depth_bytes : DEPTH_BYTES_DEFAULT;
-    o->depth_bytes = o->depth_bytes < DEPTH_BYTES_MIN ? DEPTH_BYTES_MIN : o->depth_bytes;
-    if (o->window_shards == UINT32_MAX)
-        o->window_shards = 0; /* sequential, as order.h has it */
-    else if (o->window_shards == 0)
-        o->window_shards = WINDOW_SHARDS_DEFAULT;
-    return 0;
+    struct larder *c = f->client;
+    pthread_mutex_lock(&c->feeds_lock);
+    f->next_open = c->feeds;
+    c->feeds = f;
+    f->enlisted = true;
+    pthread_mutex_unlock(&c->feeds_lock);
 }
 
-static struct larder_feed *feed_create(struct larder *c, const struct larder_feed_options *o)
+static void strike_off(struct larder_feed *f)
 {
-    struct larder_feed *f = calloc(1, sizeof *f);
-    if (!f)
-        return NULL;
-    f->client = c;
-    f->skip_damage = o->damage == LARDER_DAMAGE_SKIP;
-    f->depth_bytes = o->depth_bytes;
-    f->chunk_bytes_max = o->depth_bytes < FEED_CHUNK_BYTES_MIN ? FEED_CHUNK_BYTES_MIN : o->depth_bytes;
-    list_init(&f->batches);
-    list_init(&f->unused);
-    list_init(&f->decode);
-    list_init(&f->retries);
-    list_init(&f->arena.regions);
-    for (unsigned i = 0; i < FEED_CHUNK_BUCKETS; i++)
-        list_init(&f->buckets[i]);
-    pthread_mutex_init(&f->lock, NULL);
-    clock_cond_init(&f->changed);
-    clock_cond_init(&f->space);
-    clock_cond_init(&f->work);
-    clock_cond_init(&f->scouting);
-    return f;
+    struct larder *c = f->client;
+    pthread_mutex_lock(&c->feeds_lock);
+    for (struct larder_feed **at = &c->feeds; *at; at = &(*at)->next_open)
+        if (*at == f) {
+            *at = f->next_open;
+            break;
+        }
+    pthread_mutex_unlock(&c->feeds_lock);
 }
 
-static int open_dataset(struct larder_feed *f, const struct larder_feed_options *o, struct err *e)
+static void state_at(const struct larder_feed *f, uint64_t epoch, uint64_t position,
+                     uint8_t out[LARDER_STATE_BYTES])
 {
-    int rc = 0;
-    for (; rc == 0 && f->conn_count < o->connections; f->conn_count += rc == 0)
-        rc = client_connect(f->client, &f->conns[f->conn_count], e);
-    if (rc == 0)
-        rc = dataset_open(f->client, f->conns[0], o->dataset, o->version, &f->dataset, e);
-    for (unsigned i = 1; rc == 0 && f->dataset->published && i < f->conn_count; i++)
-        rc = dataset_published_renew(f->dataset, f->conns[i], e); /* each may be on a loop of its own */
-    if (rc == 0)
-        rc = dataset_count(f->dataset, e);
-    if (rc < 0)
-        return rc;
-    struct larder_dataset *d = f->dataset;
-    uint64_t views = (o->window_shards ? 2 * (uint64_t)o->window_shards : 1) + VIEWS_BESIDE_WINDOW;
-    d->view_max = views < d->table.count ? (unsigned)views : d->table.count;
-    f->shard_bad = calloc(d->table.count, sizeof *f->shard_bad);
-    return f->shard_bad ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for %u shards", d->table.count);
+    _Static_assert(FEED_STATE_BYTES == LARDER_STATE_BYTES, "a feed's state fits the public one");
+    struct feed_state s = f->identity;
+    s.epoch = epoch;
+    s.position = position;
+    feed_state_encode(&s, out);
 }
 
-static int make_plan(struct larder_feed *f, const struct larder_feed_options *o, struct err *e)
+static void state_now(struct larder_feed *f, uint8_t out[LARDER_STATE_BYTES])
 {
-    const struct larder_dataset *d = f->dataset;
-    uint64_t *counts = malloc(d->table.count * sizeof *counts);
-    if (!counts)
-        return err_set(e, ERR_NO_MEMORY, "no memory for the counts of %u shards", d->table.count);
-    for (uint32_t i = 0; i < d->table.count; i++)
-        counts[i] = d->table.shards[i].samples;
-    struct feed_plan_options p = {.dataset = d->name,
-                                  .samples_per_shard = counts,
-                                  .shards = d->table.count,
-                                  .seed = o->seed,
-                                  .window_shards = o->window_shards,
-                                  .rank = o->rank,
-                                  .world = o->world,
-                                  .global_batch = o->global_batch,
-                                  .epochs = o->epochs,
-                                  .pad = o->last == LARDER_LAST_PAD};
-    int rc = feed_plan_init(&f->plan, &p, e);
-    if (rc == 0)
-        rc = feed_plan_init(&f->scout_plan, &p, e);
-    free(counts);
-    f->identity = (struct feed_state){.dataset = dataset_identity(d),
-                                      .version = d->version,
-                                      .seed = o->seed,
-                                      .window_shards = o->window_shards};
-    if (rc == 0)
-        f->batches_per_epoch = feed_plan_batches(&f->plan);
-    return rc;
+    pthread_mutex_lock(&f->lock);
+    uint64_t epoch = f->epoch, position = f->position;
+    pthread_mutex_unlock(&f->lock);
+    state_at(f, epoch, position, out);
 }
 
-static int resume(struct larder_feed *f, const struct larder_feed_options *o, struct err *e)
+int client_feed_state(struct larder *c, uint8_t state[LARDER_STATE_BYTES], struct err *e)
 {
-    if (!o->state && o->state_bytes == 0)
-        return 0;
-    struct feed_state s;
-    int rc = feed_state_decode(o->state, o->state ? o->state_bytes : 0, &s, e);
-    if (rc == 0)
-        rc = feed_state_check(&s, &f->identity, f->dataset->name, e);
-    if (rc == 0)
-        rc = feed_plan_seek(&f->plan, s.epoch, s.position, e);
-    if (rc == 0)
-        rc = feed_plan_seek(&f->scout_plan, s.epoch, s.position, e);
-    f->epoch = f->plan.epoch;
-    f->position = f->plan.position;
-    return rc;
-}
-
-static int take_memory(struct larder_feed *f, struct err *e)
-{
-    size_t bytes = (size_t)(f->depth_bytes / 4096 * 4096);
-    int rc = pool_create(bytes, bytes, &f->pool, e);
-    if (rc < 0)
-        return err_prepend(e, "memory for batches ahead");
-    uint8_t *base = pool_take(f->pool);
-    check(base != NULL);
-    feed_arena_init(&f->arena, base, bytes);
-    return 0;
-}
-
-/* Threads take no signals of the process. */
-static int start_threads(struct larder_feed *f, struct err *e)
-{
-    unsigned want = f->dataset->published ? 1 : client_options(f->client)->threads;
-    want = want < 1 ? 1 : want > FEED_WORKERS_MAX ? FEED_WORKERS_MAX : want;
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int rc = 0;
-    for (; rc == 0 && f->worker_count < want; f->worker_count += rc == 0)
-        rc = pthread_create(&f->workers[f->worker_count], NULL, feed_worker, f);
-    if (rc == 0) {
-        f->planner_runs = true;
-        rc = pthread_create(&f->planner, NULL, feed_planner, f);
-        f->planner_started = rc == 0;
-    }
-    if (rc == 0) {
-        rc = pthread_create(&f->scout, NULL, feed_scout, f);
-        f->scout_started = rc == 0;
-    }
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return rc == 0 ? 0 : err_sys(e, rc, "starting the threads of a feed");
+    unsigned found = 0;
+    pthread_mutex_lock(&c->feeds_lock);
+    for (struct larder_feed *f = c->feeds; f; f = f->next_open)
+        if (!f->aside && found++ == 0)
+            state_now(f, state);
+    pthread_mutex_unlock(&c->feeds_lock);
+    if (found > 1)
+        return err_set(
+            e, ERR_INVALID,
+            "%u feeds are open, and the save does not say whose position it takes: give loader_state, set "
+            "no_loader_state, or open all feeds but the trained one with aside",
+            found);
+    return found ? FEED_STATE_BYTES : 0;
 }
 
 /* ---- closing ---- */
+
+static void source_close(struct feed_source *s)
+{
+    for (uint32_t i = 0; s->shard_bad && i < s->dataset->table.count; i++)
+        free(s->shard_bad[i]);
+    free(s->shard_bad);
+    free(s->chosen);
+    free(s->pattern);
+    dataset_close(s->dataset);
+}
 
 /* Everything but the memory of batches that are out. */
 static void stop(struct larder_feed *f)
@@ -186,8 +91,8 @@ static void stop(struct larder_feed *f)
     pthread_cond_broadcast(&f->changed);
     pthread_cond_broadcast(&f->scouting);
     pthread_mutex_unlock(&f->lock);
-    if (f->dataset)
-        f->dataset->closing = true;
+    for (uint32_t i = 0; i < f->source_count; i++)
+        f->sources[i].dataset->closing = true;
     for (unsigned i = 0; i < f->conn_count; i++)
         conn_stop(f->conns[i]);
     if (f->planner_started)
@@ -200,15 +105,16 @@ static void stop(struct larder_feed *f)
         conn_close(f->conns[i]); /* whatever was on its way has ended now */
     for (struct list *it; (it = list_pop(&f->retries));)
         free(container_of(it, struct feed_fetch, link));
-    if (f->dataset)
-        feed_chunks_free(f);
+    feed_chunks_free(f);
     for (struct list *it; (it = list_pop(&f->batches));)
         feed_batch_free(container_of(it, struct larder_batch, link));
+    feed_damages_free(f);
     feed_plan_free(&f->plan);
     feed_plan_free(&f->scout_plan);
-    free(f->shard_bad);
-    dataset_close(f->dataset);
-    f->dataset = NULL;
+    feed_plan_free(&f->repair_plan);
+    for (uint32_t i = 0; i < f->source_count; i++)
+        source_close(&f->sources[i]);
+    f->source_count = 0;
 }
 
 static void feed_free(struct larder_feed *f)
@@ -229,6 +135,8 @@ void larder_feed_close(struct larder_feed *f)
 {
     if (!f || client_enter(f->client, NULL) == -ECHILD)
         return;
+    if (f->enlisted)
+        strike_off(f);
     stop(f);
     pthread_mutex_lock(&f->lock);
     bool last = f->batches_out == 0;
@@ -236,37 +144,6 @@ void larder_feed_close(struct larder_feed *f)
     pthread_mutex_unlock(&f->lock);
     if (last)
         feed_free(f);
-}
-
-int larder_feed_open(struct larder *c, const struct larder_feed_options *given, struct larder_feed **out,
-                     struct larder_error *error)
-{
-    struct err e = {0};
-    struct larder_feed_options o;
-    struct larder_feed *f = NULL;
-    *out = NULL;
-    int rc = client_enter(c, &e);
-    if (rc == 0)
-        rc = options_of(given, &o, &e);
-    if (rc == 0 && !(f = feed_create(c, &o)))
-        rc = err_set(&e, ERR_NO_MEMORY, "no memory for a feed");
-    if (rc == 0)
-        rc = open_dataset(f, &o, &e);
-    if (rc == 0)
-        rc = make_plan(f, &o, &e);
-    if (rc == 0)
-        rc = resume(f, &o, &e);
-    if (rc == 0)
-        rc = take_memory(f, &e);
-    if (rc == 0)
-        rc = start_threads(f, &e);
-    if (rc < 0) {
-        if (f)
-            larder_feed_close(f);
-        return client_leave(rc, &e, error);
-    }
-    *out = f;
-    return 0;
 }
 
 /* ---- handing out ---- */
@@ -304,21 +181,13 @@ static int waited_in_vain(struct larder_feed *f, const struct larder_batch *b, u
                                          : "its bytes are on their way from the server");
 }
 
-/* With the lock held: leaves out the samples that are damaged. */
-static void leave_out(struct larder_feed *f, struct larder_batch *b)
+/* With the lock held. */
+static void count_out(struct larder_feed *f, const struct larder_batch *b)
 {
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < b->count; i++) {
-        if (b->bad[i])
-            continue;
-        b->samples[kept] = b->samples[i];
-        for (uint32_t k = 0; k < b->samples[kept].fields; k++)
-            f->bytes_out += b->samples[kept].field[k].bytes;
-        kept++;
-    }
-    f->skipped += b->count - kept;
-    f->samples_out += kept;
-    b->count = kept;
+    for (uint32_t i = 0; i < b->count; i++)
+        for (uint32_t k = 0; k < b->samples[i].fields; k++)
+            f->bytes_out += b->samples[i].field[k].bytes;
+    f->samples_out += b->count;
 }
 
 /* With the lock held: 1, or the batch's error, which stays. */
@@ -332,7 +201,8 @@ static int hand_out(struct larder_feed *f, struct larder_batch *b, struct larder
     f->batches_out++;
     f->epoch = b->slice.next_epoch;
     f->position = b->slice.next_position;
-    leave_out(f, b);
+    feed_repair_told(f, b);
+    count_out(f, b);
     free(b->pieces);
     b->pieces = NULL;
     pthread_cond_signal(&f->space); /* a batch larger than the ring waits for its turn */
@@ -390,6 +260,49 @@ const struct larder_field *larder_sample_field(const struct larder_sample *s, co
     return NULL;
 }
 
+/* Why the rows do not make up a stack, for the first sample that does not fit. */
+static int no_stack(const struct larder_batch *b, size_t i, const char *name, const struct larder_field *row,
+                    const struct larder_field *first, struct err *e)
+{
+    char key[128];
+    const struct larder_sample *s = &b->samples[i];
+    const struct larder_dataset *d = b->feed->sources[s->dataset].dataset;
+    err_quote(key, sizeof key, s->key, strlen(s->key));
+    err_clear(e);
+    if (row && first && row->bytes == first->bytes)
+        return err_set(e, ERR_INVALID, "%s",
+                       b->feed->contiguous
+                           ? "a substitute of the same size stands outside of the batch's memory"
+                           : "the fields lie where samples put them: open the feed with contiguous");
+    if (!row)
+        return err_set(e, ERR_INVALID,
+                       "dataset \"%s\", shard \"%s\", sample %" PRIu64 " \"%s\" has no field \"%s\"", d->name,
+                       d->table.shards[s->shard].name, s->number, key, name);
+    return err_set(e, ERR_INVALID,
+                   "dataset \"%s\", shard \"%s\", sample %" PRIu64
+                   " \"%s\": field \"%s\" has %zu bytes, and %zu in the "
+                   "first sample of the batch: only fields of one size can be stacked",
+                   d->name, d->table.shards[s->shard].name, s->number, key, name, row->bytes, first->bytes);
+}
+
+int larder_batch_stack(const struct larder_batch *b, const char *field, const void **data, size_t *bytes,
+                       size_t *rows, struct larder_error *error)
+{
+    struct err e = {0};
+    const struct larder_field *first = b->count ? larder_sample_field(b->samples, field) : NULL;
+    *data = first ? first->data : NULL;
+    *bytes = first ? first->bytes : 0;
+    *rows = b->count;
+    int rc = client_enter(b->feed->client, &e);
+    for (size_t i = 0; rc == 0 && i < b->count; i++) {
+        const struct larder_field *row = larder_sample_field(&b->samples[i], field);
+        if (!row || !first || row->bytes != first->bytes ||
+            (const uint8_t *)row->data != (const uint8_t *)*data + i * *bytes)
+            rc = no_stack(b, i, field, row, first, &e);
+    }
+    return client_leave(rc, &e, error);
+}
+
 void larder_batch_release(struct larder_batch *b)
 {
     if (!b)
@@ -409,17 +322,19 @@ void larder_batch_release(struct larder_batch *b)
 
 int larder_feed_state(struct larder_feed *f, uint8_t state[LARDER_STATE_BYTES])
 {
-    _Static_assert(FEED_STATE_BYTES <= LARDER_STATE_BYTES, "a feed's state fits the public one");
     int rc = client_enter(f->client, NULL);
     if (rc < 0)
         return rc;
-    struct feed_state s = f->identity;
-    pthread_mutex_lock(&f->lock);
-    s.epoch = f->epoch;
-    s.position = f->position;
-    pthread_mutex_unlock(&f->lock);
-    memset(state, 0, LARDER_STATE_BYTES);
-    feed_state_encode(&s, state);
+    state_now(f, state);
+    return FEED_STATE_BYTES;
+}
+
+int larder_batch_state(const struct larder_batch *b, uint8_t state[LARDER_STATE_BYTES])
+{
+    int rc = client_enter(b->feed->client, NULL);
+    if (rc < 0)
+        return rc;
+    state_at(b->feed, b->slice.next_epoch, b->slice.next_position, state);
     return FEED_STATE_BYTES;
 }
 
@@ -430,24 +345,46 @@ int larder_feed_info(struct larder_feed *f, struct larder_feed_info *out)
         return rc;
     struct larder_feed_info i = {.size = sizeof i,
                                  .samples = f->plan.samples,
-                                 .shards = f->dataset->table.count,
-                                 .version = f->dataset->version,
+                                 .version = f->source_count == 1 ? f->identity.version : 0,
                                  .batches_per_epoch = f->batches_per_epoch};
+    bool imported = false;
+    for (uint32_t k = 0; k < f->source_count; k++) {
+        i.shards += f->sources[k].dataset->table.count;
+        imported |= !f->sources[k].dataset->published;
+    }
     snprintf(i.path, sizeof i.path, "%s",
-             f->dataset->published ? "TLS 1.3 over TCP"
-                                   : conn_paths(f->conns, f->conn_count, client_conn(f->client)));
+             imported ? conn_paths(f->conns, f->conn_count, client_conn(f->client)) : "TLS 1.3 over TCP");
     pthread_mutex_lock(&f->lock);
     i.epoch = f->epoch;
     i.position = f->position;
     i.samples_out = f->samples_out;
     i.bytes_out = f->bytes_out;
     i.skipped = f->skipped;
-    list_for_each (it, &f->batches)
-        i.batches_ready += container_of(it, struct larder_batch, link)->ready;
+    i.substituted = f->substituted;
+    i.bytes_in_flight = f->bytes_in_flight;
+    list_for_each (it, &f->batches) {
+        const struct larder_batch *b = container_of(it, struct larder_batch, link);
+        i.batches_ready += b->ready;
+        i.bytes_ready += b->ready ? b->data_bytes : 0;
+    }
     i.starved_seconds.network = f->starved_network;
     i.starved_seconds.decode = f->starved_decode;
     i.starved_seconds.consumer = f->starved_consumer;
     pthread_mutex_unlock(&f->lock);
     memcpy(out, &i, out->size && out->size < sizeof i ? out->size : sizeof i);
     return 0;
+}
+
+int larder_feed_damage(struct larder_feed *f, size_t i, struct larder_feed_damage *out)
+{
+    int rc = client_enter(f->client, NULL);
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&f->lock);
+    if (i < f->damage_count)
+        *out = f->damages[i];
+    else
+        rc = -ENOENT;
+    pthread_mutex_unlock(&f->lock);
+    return rc;
 }

@@ -18,7 +18,7 @@ struct drafting {
     struct larder_feed *f;
     struct larder_batch *b;
     struct feed_place *places;
-    struct dataset_view **views; /* one reference each; NULL: the shard's index is damaged, left out */
+    struct dataset_view **views; /* one reference each; NULL: the shard's index is damaged */
     size_t fields, strings, pieces, bytes;
 };
 
@@ -36,42 +36,62 @@ static void tell_where(const struct larder_feed *f, const struct feed_piece *p, 
     const struct larder_sample *s = &b->samples[p->sample];
     err_quote(key, sizeof key, s->key, strlen(s->key));
     err_prepend(e, "dataset \"%s\", shard \"%s\", sample \"%s\" (%" PRIu64 " bytes at %" PRIu64 ")",
-                f->dataset->name, f->dataset->table.shards[s->shard].name, key, p->bytes, p->offset);
+                f->sources[s->dataset].dataset->name,
+                f->sources[s->dataset].dataset->table.shards[s->shard].name, key, p->bytes, p->offset);
 }
 
-static void batch_ready(struct larder_feed *f, struct larder_batch *b)
+void feed_batch_ready(struct larder_feed *f, struct larder_batch *b)
 {
     b->ready = true;
     pthread_cond_broadcast(&f->changed);
 }
 
+/* With the lock held: nothing of the batch is on its way any more. */
+static void settled(struct larder_feed *f, struct larder_batch *b)
+{
+    if (!b->hurt || b->err.class != ERR_NONE) {
+        feed_batch_ready(f, b);
+        return;
+    }
+    list_add_tail(&f->repairs, &b->repair);
+    pthread_cond_signal(&f->work);
+}
+
 void feed_piece_ends(struct larder_feed *f, struct feed_piece *p, const struct err *e)
 {
     struct larder_batch *b = p->batch;
-    if (e && f->skip_damage && feed_is_damage(e)) {
-        b->bad[p->sample] = true;
-    } else if (e && b->err.class == ERR_NONE) {
-        b->err = *e;
-        tell_where(f, p, &b->err);
+    if (e && b->err.class == ERR_NONE) {
+        struct err why = *e;
+        tell_where(f, p, &why);
+        if (f->damage != FEED_FAIL && feed_is_damage(e))
+            feed_hurt_add(b, p->sample, &why);
+        else
+            b->err = why;
     }
     if (--b->pending == 0)
-        batch_ready(f, b);
+        settled(f, b);
+}
+
+void feed_piece_goes(struct larder_feed *f, struct feed_piece *p)
+{
+    p->batch->fetching++;
+    f->bytes_in_flight += p->bytes;
 }
 
 void feed_piece_came(struct larder_feed *f, struct feed_piece *p)
 {
+    f->bytes_in_flight -= p->bytes;
     if (--p->batch->fetching == 0)
         pthread_cond_broadcast(&f->changed);
 }
 
 /* ---- drafting ---- */
 
-static uint32_t spans(const struct larder_feed *f, const struct dataset_view *v, uint64_t offset,
-                      uint64_t bytes)
+static uint32_t spans(const struct dataset_view *v, uint64_t offset, uint64_t bytes)
 {
     if (bytes == 0)
         return 0;
-    if (f->dataset->published)
+    if (v->dataset->published)
         return 1;
     return dataset_chunk_of(v, offset + bytes - 1).chunk - dataset_chunk_of(v, offset).chunk + 1;
 }
@@ -79,21 +99,21 @@ static uint32_t spans(const struct larder_feed *f, const struct dataset_view *v,
 static int find_view(struct drafting *d, uint32_t i, struct err *e)
 {
     struct larder_feed *f = d->f;
-    uint32_t shard = d->places[i].at.shard;
-    if (f->shard_bad[shard])
+    uint32_t shard = d->places[i].at.at.shard;
+    struct feed_source *s = &f->sources[d->places[i].at.source];
+    if (s->shard_bad[shard])
         return 0;
-    int rc = dataset_view_get(f->dataset, shard, true, &d->views[i], e);
-    if (rc < 0 && f->skip_damage && feed_is_damage(e)) {
-        f->shard_bad[shard] = true;
-        err_clear(e);
-        rc = 0;
+    int rc = dataset_view_get(s->dataset, shard, true, &d->views[i], e);
+    if (rc < 0 && f->damage != FEED_FAIL && feed_is_damage(e)) {
+        s->shard_bad[shard] = strdup(e->text);
+        rc = s->shard_bad[shard] ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for noting a damaged shard");
     }
     return rc;
 }
 
 static int measure(struct drafting *d, uint32_t i, struct err *e)
 {
-    struct order_place at = d->places[i].at;
+    struct order_place at = d->places[i].at.at;
     const struct dataset_view *v = d->views[i];
     if (!v)
         return 0;
@@ -106,11 +126,101 @@ static int measure(struct drafting *d, uint32_t i, struct err *e)
     for (uint32_t k = 0; k < n; k++) {
         struct sample_field field = samples_field(v->samples, at.sample, k);
         d->strings += field.name.n + 1;
-        d->pieces += spans(d->f, v, field.offset, field.bytes);
+        d->pieces += spans(v, field.offset, field.bytes);
         if (field.bytes > SIZE_MAX / 4 || add_overflows(d->bytes, feed_align(field.bytes), &d->bytes))
             return err_set(e, ERR_LIMIT, "a batch of more bytes than memory can have");
     }
     return 0;
+}
+
+/* ---- stacks ---- */
+
+static struct feed_stack *stack_named(const struct larder_batch *b, uint32_t guess, struct slice name)
+{
+    for (uint32_t i = 0; i < b->stack_count; i++) {
+        struct feed_stack *s = &b->stacks[(guess + i) % b->stack_count];
+        if (slice_eq(s->name, name))
+            return s;
+    }
+    return NULL;
+}
+
+static struct feed_stack *stack_of(const struct larder_batch *b, uint32_t k, const struct sample_field *field)
+{
+    struct feed_stack *s = stack_named(b, k, field->name);
+    return s && s->fits ? s : NULL;
+}
+
+/* The fields of the first sample that there is; which of them all others have too, with that size, is found
+ * next. */
+static int stacks_begin(struct drafting *d, struct err *e)
+{
+    struct larder_batch *b = d->b;
+    uint32_t i = 0;
+    while (i < b->count && !d->views[i])
+        i++;
+    if (i == b->count)
+        return 0;
+    const struct samples *samples = d->views[i]->samples;
+    uint64_t number = d->places[i].at.at.sample;
+    b->stack_count = samples_fields(samples, number);
+    b->stacks = calloc(b->stack_count, sizeof *b->stacks);
+    if (!b->stacks)
+        return err_set(e, ERR_NO_MEMORY, "no memory for describing a batch of %u samples", b->count);
+    for (uint32_t k = 0; k < b->stack_count; k++) {
+        struct sample_field field = samples_field(samples, number, k);
+        b->stacks[k] = (struct feed_stack){.name = field.name, .bytes = (size_t)field.bytes, .fits = true};
+    }
+    return 0;
+}
+
+static void stacks_compare(struct drafting *d, uint32_t i)
+{
+    const struct larder_batch *b = d->b;
+    const struct samples *samples = d->views[i]->samples;
+    uint64_t number = d->places[i].at.at.sample;
+    uint32_t fields = samples_fields(samples, number), found = 0;
+    for (uint32_t k = 0; k < fields; k++) {
+        struct sample_field field = samples_field(samples, number, k);
+        struct feed_stack *s = stack_named(b, k, field.name);
+        found += s != NULL;
+        if (s && s->bytes != field.bytes)
+            s->fits = false;
+    }
+    for (uint32_t k = 0; found < b->stack_count && k < b->stack_count; k++) {
+        bool has = false;
+        for (uint32_t j = 0; j < fields; j++)
+            has |= slice_eq(b->stacks[k].name, samples_field(samples, number, j).name);
+        b->stacks[k].fits &= has;
+    }
+}
+
+/* Bytes of the batch with every stack in a block of its own. */
+static int stacks_measure(struct drafting *d, struct err *e)
+{
+    struct larder_batch *b = d->b;
+    int rc = stacks_begin(d, e);
+    for (uint32_t i = 0; rc == 0 && i < b->count; i++)
+        if (d->views[i])
+            stacks_compare(d, i);
+    size_t bytes = 0, rows;
+    for (uint32_t k = 0; rc == 0 && k < b->stack_count; k++) {
+        const struct feed_stack *s = &b->stacks[k];
+        if (s->fits && (mul_overflows(s->bytes, (size_t)b->count, &rows) || rows > SIZE_MAX / 4 ||
+                        add_overflows(bytes, feed_align(rows), &bytes)))
+            rc = err_set(e, ERR_LIMIT, "a batch of more bytes than memory can have");
+    }
+    for (uint32_t i = 0; rc == 0 && i < b->count; i++) {
+        const struct dataset_view *v = d->views[i];
+        uint64_t number = d->places[i].at.at.sample;
+        for (uint32_t k = 0; v && k < samples_fields(v->samples, number); k++) {
+            struct sample_field field = samples_field(v->samples, number, k);
+            if (!stack_of(b, k, &field))
+                bytes += feed_align(field.bytes); /* added up once before, by measure */
+        }
+    }
+    d->bytes = bytes;
+    return rc;
 }
 
 static int draft(struct drafting *d, struct err *e)
@@ -124,6 +234,8 @@ static int draft(struct drafting *d, struct err *e)
     }
     if (rc == 0 && d->pieces > UINT32_MAX)
         rc = err_set(e, ERR_LIMIT, "a batch of %zu pieces", d->pieces);
+    if (rc == 0 && d->f->contiguous)
+        rc = stacks_measure(d, e);
     return rc;
 }
 
@@ -186,6 +298,8 @@ void feed_batch_free(struct larder_batch *b)
     free(b->samples);
     free(b->fields);
     free(b->strings);
+    free(b->stacks);
+    feed_hurts_free(b);
     free(b->bad);
     free(b->pieces);
     free(b);
@@ -223,7 +337,8 @@ static const char *put_string(struct cursor *c, struct slice s)
     return out;
 }
 
-static void put_pieces(struct drafting *d, struct cursor *c, uint32_t i, const struct sample_field *field)
+static void put_pieces(struct drafting *d, struct cursor *c, uint32_t i, const struct sample_field *field,
+                       uint8_t *to)
 {
     struct dataset_view *v = d->views[i];
     for (uint64_t done = 0; done < field->bytes;) {
@@ -234,8 +349,8 @@ static void put_pieces(struct drafting *d, struct cursor *c, uint32_t i, const s
                                  .sample = i,
                                  .offset = field->offset + done,
                                  .bytes = left,
-                                 .to = c->at + done};
-        if (!d->f->dataset->published) {
+                                 .to = to + done};
+        if (!v->dataset->published) {
             struct chunk_place at = dataset_chunk_of(v, p->offset);
             p->chunk = at.chunk;
             p->at = at.offset;
@@ -245,15 +360,38 @@ static void put_pieces(struct drafting *d, struct cursor *c, uint32_t i, const s
     }
 }
 
+/* A shard whose index is damaged: the row has nothing but its place. */
+static void put_nothing(struct drafting *d, uint32_t i)
+{
+    const struct larder_sample *s = &d->b->samples[i];
+    const struct feed_source *source = &d->f->sources[s->dataset];
+    struct err why;
+    err_set(&why, ERR_CORRUPT, "dataset \"%s\", %s", source->dataset->name, source->shard_bad[s->shard]);
+    feed_hurt_add(d->b, i, &why);
+}
+
+static uint8_t *put_field(struct drafting *d, struct cursor *c, uint32_t i, uint32_t k,
+                          const struct sample_field *field)
+{
+    struct feed_stack *s = stack_of(d->b, k, field);
+    uint8_t *at = s ? s->base + i * s->bytes : c->at;
+    if (!s)
+        c->at += feed_align(field->bytes);
+    return at;
+}
+
 static void put_sample(struct drafting *d, struct cursor *c, uint32_t i)
 {
     struct larder_sample *s = &d->b->samples[i];
-    struct order_place at = d->places[i].at;
-    *s = (struct larder_sample){
-        .key = "", .position = d->places[i].position, .shard = at.shard, .number = at.sample};
+    struct order_place at = d->places[i].at.at;
+    *s = (struct larder_sample){.key = "",
+                                .position = d->places[i].position,
+                                .shard = at.shard,
+                                .number = at.sample,
+                                .dataset = d->places[i].at.source};
     const struct dataset_view *v = d->views[i];
     if (!v) {
-        d->b->bad[i] = true;
+        put_nothing(d, i);
         return;
     }
     s->key = put_string(c, samples_key(v->samples, at.sample));
@@ -261,16 +399,30 @@ static void put_sample(struct drafting *d, struct cursor *c, uint32_t i)
     s->field = c->field;
     for (uint32_t k = 0; k < s->fields; k++) {
         struct sample_field field = samples_field(v->samples, at.sample, k);
+        uint8_t *to = put_field(d, c, i, k, &field);
         *c->field++ = (struct larder_field){
-            .name = put_string(c, field.name), .data = c->at, .bytes = (size_t)field.bytes};
-        put_pieces(d, c, i, &field);
-        c->at += feed_align(field.bytes);
+            .name = put_string(c, field.name), .data = to, .bytes = (size_t)field.bytes};
+        put_pieces(d, c, i, &field, to);
+    }
+}
+
+static void put_stacks(struct larder_batch *b, struct cursor *c)
+{
+    for (uint32_t k = 0; k < b->stack_count; k++) {
+        struct feed_stack *s = &b->stacks[k];
+        if (!s->fits)
+            continue;
+        s->base = c->at;
+        c->at += feed_align(s->bytes * b->count);
     }
 }
 
 static int by_place(const void *a, const void *b)
 {
     const struct feed_piece *p = a, *q = b;
+    uint32_t from = p->batch->samples[p->sample].dataset, other = q->batch->samples[q->sample].dataset;
+    if (from != other)
+        return from < other ? -1 : 1;
     if (p->view->shard != q->view->shard)
         return p->view->shard < q->view->shard ? -1 : 1;
     return p->offset < q->offset ? -1 : p->offset > q->offset;
@@ -280,10 +432,16 @@ static void fill_in(struct drafting *d)
 {
     struct larder_batch *b = d->b;
     struct cursor c = {.field = b->fields, .string = b->strings, .piece = b->pieces, .at = b->data};
+    put_stacks(b, &c);
     for (uint32_t i = 0; i < b->count; i++)
         put_sample(d, &c, i);
     check((size_t)(c.piece - b->pieces) == d->pieces && (size_t)(c.at - b->data) == d->bytes);
     qsort(b->pieces, b->piece_count, sizeof *b->pieces, by_place);
+    uint32_t first = 0; /* the row that the stacks were begun with; its names stay */
+    while (b->stack_count && !d->views[first])
+        first++;
+    for (uint32_t k = 0; k < b->stack_count; k++)
+        b->stacks[k].name = slice_str(b->samples[first].field[k].name);
 }
 
 /* ---- planning ---- */
@@ -306,7 +464,7 @@ static void planned(struct larder_feed *f, struct larder_batch *b, const struct 
     if (e && b->err.class == ERR_NONE)
         b->err = *e;
     if (--b->pending == 0)
-        batch_ready(f, b);
+        settled(f, b);
     pthread_mutex_unlock(&f->lock);
 }
 
@@ -314,9 +472,30 @@ static void drafting_free(struct drafting *d)
 {
     for (uint32_t i = 0; d->views && i < d->b->count; i++)
         if (d->views[i])
-            dataset_view_put(d->f->dataset, d->views[i]);
+            dataset_view_put(d->views[i]->dataset, d->views[i]);
     free(d->views);
     free(d->places);
+}
+
+/* Asks for the pieces, those of one dataset after those of another. */
+static int request(struct larder_feed *f, struct larder_batch *b, struct err *e)
+{
+    int rc = 0;
+    for (uint32_t i = 0, n; i < b->piece_count; i += n) {
+        struct feed_piece *first = &b->pieces[i];
+        const struct larder_dataset *d = first->view->dataset;
+        for (n = 1; i + n < b->piece_count && first[n].view->dataset == d; n++)
+            ;
+        if (rc == 0) {
+            rc = d->published ? feed_ranges_request(f, first, n, e) : feed_chunks_request(f, first, n, e);
+            continue;
+        }
+        pthread_mutex_lock(&f->lock);
+        for (uint32_t k = 0; k < n; k++)
+            feed_piece_ends(f, &first[k], e);
+        pthread_mutex_unlock(&f->lock);
+    }
+    return rc;
 }
 
 /* Plans and asks for one batch. On failure it stands in line with the error instead of samples. */
@@ -339,7 +518,7 @@ static int plan_batch(struct larder_feed *f, struct larder_batch *b, struct err 
         b->piece_count = 0;
     line_up(f, b);
     if (rc == 0)
-        rc = f->dataset->published ? feed_ranges_request(f, b, e) : feed_chunks_request(f, b, e);
+        rc = request(f, b, e);
     drafting_free(&d);
     planned(f, b, rc < 0 ? e : NULL);
     return rc;
@@ -357,6 +536,7 @@ void *feed_planner(void *arg)
             break; /* the consumer hears of it: not all was planned */
         *b = (struct larder_batch){.feed = f, .slice = slice, .count = slice.count};
         list_init(&b->link);
+        list_init(&b->repair);
         rc = plan_batch(f, b, &e);
     }
     pthread_mutex_lock(&f->lock);

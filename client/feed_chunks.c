@@ -80,11 +80,11 @@ static struct list *bucket_of(struct larder_feed *f, uint32_t shard, uint32_t nu
     return &f->buckets[(shard * 2654435761u ^ number * 40503u) >> 4 & (FEED_CHUNK_BUCKETS - 1)];
 }
 
-static struct feed_chunk *find(struct larder_feed *f, uint32_t shard, uint32_t number)
+static struct feed_chunk *find(struct larder_feed *f, const struct dataset_view *v, uint32_t number)
 {
-    list_for_each (it, bucket_of(f, shard, number)) {
+    list_for_each (it, bucket_of(f, v->shard, number)) {
         struct feed_chunk *c = container_of(it, struct feed_chunk, bucket);
-        if (c->shard == shard && c->number == number)
+        if (c->dataset == v->dataset && c->shard == v->shard && c->number == number)
             return c;
     }
     return NULL;
@@ -98,7 +98,7 @@ static void chunk_free(struct larder_feed *f, struct feed_chunk *c)
     buffer_give(f, c->stored, c->stored_bytes);
     buffer_give(f, c->plain, c->plain_bytes);
     if (c->view)
-        dataset_view_put(f->dataset, c->view);
+        dataset_view_put(c->view->dataset, c->view);
     free(c);
 }
 
@@ -136,6 +136,7 @@ static struct feed_chunk *chunk_create(struct larder_feed *f, struct dataset_vie
     struct feed_chunk *c = calloc(1, sizeof *c);
     if (!c)
         return NULL;
+    c->dataset = v->dataset;
     c->shard = v->shard;
     c->number = number;
     c->stored_bytes = entry->stored_bytes;
@@ -148,7 +149,7 @@ static struct feed_chunk *chunk_create(struct larder_feed *f, struct dataset_vie
         chunk_free(f, c);
         return NULL;
     }
-    dataset_view_ref(f->dataset, v);
+    dataset_view_ref(v->dataset, v);
     c->view = v;
     list_add_tail(bucket_of(f, c->shard, c->number), &c->bucket);
     return c;
@@ -238,7 +239,7 @@ static void add_chunk(struct feed_fetch *fetch, struct feed_chunk *c)
 /* Once more, alone. Without the lock. */
 static void fetch_again(struct larder_feed *f, struct feed_chunk *c)
 {
-    struct feed_fetch *fetch = feed_fetch_create(f, 1);
+    struct feed_fetch *fetch = feed_fetch_create(f, c->view->dataset, 1);
     if (fetch) {
         add_chunk(fetch, c);
         fetch->read.past_lane = true;
@@ -263,7 +264,7 @@ void feed_chunk_decode(struct larder_feed *f, struct feed_chunk *c, struct part_
         c->again = true;
         c->state = CHUNK_FETCHING;
         for (struct feed_piece *p = c->waiting; p; p = p->next)
-            p->batch->fetching++;
+            feed_piece_goes(f, p);
         pthread_mutex_unlock(&f->lock);
         fetch_again(f, c);
         return;
@@ -282,7 +283,7 @@ void feed_chunk_decode(struct larder_feed *f, struct feed_chunk *c, struct part_
     c->stored = NULL;
     copy_pieces(f, c, waiting);
     pthread_mutex_unlock(&f->lock);
-    dataset_view_put(f->dataset, view);
+    dataset_view_put(view->dataset, view);
 }
 
 /* The request that is being put together for a batch. */
@@ -320,7 +321,7 @@ static struct feed_chunk *ask_for(struct gathering *g, struct feed_piece *p, str
     if (f->closing)
         return NULL;
     if (!g->fetch)
-        g->fetch = feed_fetch_create(f, 2 * FETCH_CHUNKS_MAX);
+        g->fetch = feed_fetch_create(f, p->view->dataset, 2 * FETCH_CHUNKS_MAX);
     struct feed_chunk *c = g->fetch ? chunk_create(f, p->view, p->chunk) : NULL;
     if (!c)
         err_set(e, ERR_NO_MEMORY, "no memory for a chunk of %u bytes", entry->plain_bytes);
@@ -333,7 +334,7 @@ static struct feed_chunk *ask_for(struct gathering *g, struct feed_piece *p, str
 static int request_piece(struct gathering *g, struct feed_piece *p, struct err *e)
 {
     struct larder_feed *f = g->f;
-    struct feed_chunk *c = find(f, p->view->shard, p->chunk);
+    struct feed_chunk *c = find(f, p->view, p->chunk);
     p->next = NULL;
     if (c && c->state == CHUNK_READY) {
         copy_pieces(f, c, p);
@@ -350,20 +351,20 @@ static int request_piece(struct gathering *g, struct feed_piece *p, struct err *
     p->next = c->waiting;
     c->waiting = p;
     if (c->state == CHUNK_FETCHING)
-        p->batch->fetching++;
+        feed_piece_goes(f, p);
     return 0;
 }
 
-int feed_chunks_request(struct larder_feed *f, struct larder_batch *b, struct err *e)
+int feed_chunks_request(struct larder_feed *f, struct feed_piece *pieces, uint32_t count, struct err *e)
 {
     struct gathering g = {.f = f};
     int rc = 0;
-    for (uint32_t i = 0; i < b->piece_count; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         pthread_mutex_lock(&f->lock);
         if (rc == 0)
-            rc = request_piece(&g, &b->pieces[i], e);
+            rc = request_piece(&g, &pieces[i], e);
         else
-            feed_piece_ends(f, &b->pieces[i], e);
+            feed_piece_ends(f, &pieces[i], e);
         pthread_mutex_unlock(&f->lock);
         if (g.fetch && g.fetch->read.count + 2 > 2 * FETCH_CHUNKS_MAX)
             send_off(&g);

@@ -15,14 +15,14 @@
 
 static void on_done(struct ranged_read *r);
 
-struct feed_fetch *feed_fetch_create(struct larder_feed *f, uint32_t pieces_max)
+struct feed_fetch *feed_fetch_create(struct larder_feed *f, struct larder_dataset *d, uint32_t pieces_max)
 {
     struct feed_fetch *fetch = calloc(1, sizeof *fetch + pieces_max * sizeof fetch->pieces[0]);
     if (!fetch)
         return NULL;
     fetch->feed = f;
+    fetch->dataset = d;
     list_init(&fetch->link);
-    const struct larder_dataset *d = f->dataset;
     fetch->read = (struct ranged_read){.source = d->published ? READ_PUBLISHED : READ_SEGMENT,
                                        .scope = d->published ? d->version_id : d->run.run_id,
                                        .pieces = fetch->pieces,
@@ -50,7 +50,7 @@ static void give_up(struct feed_fetch *fetch, const struct err *e)
         void *tag = fetch->pieces[i].tag;
         if (!tag)
             continue;
-        if (f->dataset->published) {
+        if (fetch->dataset->published) {
             feed_piece_came(f, tag);
             feed_piece_ends(f, tag, e);
         } else {
@@ -94,7 +94,7 @@ static bool again(struct feed_fetch *fetch, const struct err *e)
         return true;
     }
     /* A connection that was made again may lead to a server, or a part of one, that never heard of us. */
-    if (e->class == ERR_NOT_FOUND && f->dataset->published && fetch->renewals++ < FEED_RENEWALS_MAX) {
+    if (e->class == ERR_NOT_FOUND && fetch->dataset->published && fetch->renewals++ < FEED_RENEWALS_MAX) {
         fetch->renew = true;
         go_on_later(fetch, 0);
         return true;
@@ -132,7 +132,7 @@ static void start_split(struct feed_fetch *fetch)
     for (uint32_t i = fetch->read.next; i < fetch->read.count; i++) {
         if (!fetch->pieces[i].tag)
             continue;
-        struct feed_fetch *one = feed_fetch_create(f, 1);
+        struct feed_fetch *one = feed_fetch_create(f, fetch->dataset, 1);
         if (one) {
             one->pieces[0] = fetch->pieces[i];
             one->read.count = 1;
@@ -157,7 +157,7 @@ void feed_fetch_go_on(struct feed_fetch *fetch)
         start_split(fetch);
         return;
     }
-    if (fetch->renew && dataset_published_renew(f->dataset, fetch->read.conn, &e) < 0) {
+    if (fetch->renew && dataset_published_renew(fetch->dataset, fetch->read.conn, &e) < 0) {
         pthread_mutex_lock(&f->lock);
         give_up(fetch, &e);
         pthread_mutex_unlock(&f->lock);

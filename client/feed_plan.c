@@ -30,27 +30,24 @@ static int check_numbers(const struct feed_plan_options *o, struct err *e)
     return 0;
 }
 
-static int count_samples(const struct feed_plan_options *o, uint64_t *out, struct err *e)
+static int check_epochs(const struct feed_plan *p, const struct feed_plan_options *o, struct err *e)
 {
-    uint64_t n = 0;
-    for (uint32_t i = 0; i < o->shards; i++)
-        if (add_overflows(n, o->samples_per_shard[i], &n))
-            return err_set(e, ERR_LIMIT, "dataset \"%s\": its sample counts add up to more than 64 bits",
-                           o->dataset);
-    if (n == 0)
-        return err_set(e, ERR_INVALID, "dataset \"%s\" has no samples in its %u shards: nothing to feed",
-                       o->dataset, o->shards);
-    if (n < o->global_batch)
+    uint64_t all;
+    if (p->samples < o->global_batch && o->source_count == 1)
         return err_set(e, ERR_INVALID,
                        "dataset \"%s\" has %" PRIu64
                        " samples, fewer than one global batch of %u: use a smaller "
                        "batch or more data",
-                       o->dataset, n, o->global_batch);
-    uint64_t all;
-    if (mul_overflows(n, o->epochs, &all))
+                       o->sources->name, p->samples, o->global_batch);
+    if (p->samples < o->global_batch)
+        return err_set(e, ERR_INVALID,
+                       "the mix of %u datasets has %" PRIu64
+                       " samples, fewer than one global batch of %u: use a "
+                       "smaller batch or more data",
+                       o->source_count, p->samples, o->global_batch);
+    if (mul_overflows(p->samples, o->epochs, &all))
         return err_set(e, ERR_LIMIT, "%" PRIu64 " epochs of %" PRIu64 " samples are more than 64 bits count",
-                       o->epochs, n);
-    *out = n;
+                       o->epochs, p->samples);
     return 0;
 }
 
@@ -63,17 +60,17 @@ int feed_plan_init(struct feed_plan *p, const struct feed_plan_options *o, struc
                             .pad = o->pad};
     int rc = check_numbers(o, e);
     if (rc == 0)
-        rc = count_samples(o, &p->samples, e);
-    if (rc == 0)
-        rc = order_create(o->samples_per_shard, o->shards, o->seed, o->window_shards, &p->order, e);
-    return rc;
+        rc = mix_create(o->sources, o->source_count, o->seed, o->window_shards, &p->mix, e);
+    if (rc < 0)
+        return rc;
+    p->samples = mix_samples(p->mix);
+    return check_epochs(p, o, e);
 }
 
 void feed_plan_free(struct feed_plan *p)
 {
-    if (p->order)
-        order_free(p->order);
-    p->order = NULL;
+    mix_free(p->mix);
+    p->mix = NULL;
 }
 
 /* Positions at which no batch starts any more belong to the next epoch. */
@@ -127,8 +124,30 @@ struct feed_place feed_plan_place(struct feed_plan *p, const struct feed_slice *
     check(i < s->count);
     uint64_t within = (s->first + i) % p->samples; /* beyond the end: the epoch's first ones (pad) */
     struct feed_place place = {.position = s->epoch * p->samples + within};
-    place.at = order_at(p->order, place.position);
+    place.at = mix_at(p->mix, place.position);
     return place;
+}
+
+bool feed_plan_substitute(struct feed_plan *p, uint64_t position, uint32_t attempt, struct mix_place *out)
+{
+    return mix_substitute(p->mix, position, attempt, out);
+}
+
+struct feed_state feed_state_of(const struct feed_member *members, uint32_t count)
+{
+    struct feed_state s = {
+        .dataset = members->dataset, .version = members->version, .choice = members->choice};
+    if (count == 1)
+        return s;
+    uint8_t what[16 * MIX_DATASETS_MAX], versions[8 * MIX_DATASETS_MAX];
+    check(count <= MIX_DATASETS_MAX);
+    for (uint32_t i = 0; i < count; i++) {
+        le64_put(what + 16 * i, members[i].dataset);
+        le32_put(what + 16 * i + 8, members[i].weight);
+        le32_put(what + 16 * i + 12, members[i].choice);
+        le64_put(versions + 8 * i, members[i].version);
+    }
+    return (struct feed_state){.dataset = hash64(what, 16 * count), .version = hash64(versions, 8 * count)};
 }
 
 void feed_state_encode(const struct feed_state *s, uint8_t out[FEED_STATE_BYTES])
@@ -142,6 +161,7 @@ void feed_state_encode(const struct feed_state *s, uint8_t out[FEED_STATE_BYTES]
     le64_put(out + 32, s->epoch);
     le64_put(out + 40, s->position);
     le32_put(out + 48, s->window_shards);
+    le32_put(out + 52, s->choice);
     le64_put(out + 56, hash64(out, 56));
 }
 
@@ -167,27 +187,52 @@ int feed_state_decode(const void *p, size_t n, struct feed_state *out, struct er
     out->epoch = rcur_u64(&c);
     out->position = rcur_u64(&c);
     out->window_shards = rcur_u32(&c);
-    uint32_t reserved = rcur_u32(&c);
-    if (rcur_u64(&c) != hash64(p, 56) || reserved != 0)
+    out->choice = rcur_u32(&c);
+    if (rcur_u64(&c) != hash64(p, 56))
         return err_set(e, ERR_CORRUPT, "the loader state does not match its checksum: %s", advice);
     return rcur_end(&c, "loader state", e);
+}
+
+static int other_dataset(const char *dataset, struct err *e)
+{
+    if (!dataset)
+        return err_set(
+            e, ERR_MISMATCH,
+            "the loader state is of another mix: open the same datasets in the same order, with the same "
+            "weights and choices of shards, to continue exactly");
+    return err_set(
+        e, ERR_MISMATCH,
+        "the loader state is of another dataset than \"%s\": open the dataset that the job was reading",
+        dataset);
+}
+
+static int other_version(const struct feed_state *state, const struct feed_state *opened, const char *dataset,
+                         struct err *e)
+{
+    if (!dataset)
+        return err_set(
+            e, ERR_MISMATCH,
+            "the loader state was made with other versions of the mix's datasets: open the versions that "
+            "the job was reading to continue exactly");
+    return err_set(e, ERR_MISMATCH,
+                   "the loader state is of version %" PRIu64 " of dataset \"%s\", opened is version %" PRIu64
+                   ": open version %" PRIu64 " to continue exactly",
+                   state->version, dataset, opened->version, state->version);
 }
 
 int feed_state_check(const struct feed_state *state, const struct feed_state *opened, const char *dataset,
                      struct err *e)
 {
     if (state->dataset != opened->dataset)
+        return other_dataset(dataset, e);
+    if (state->version != opened->version)
+        return other_version(state, opened, dataset, e);
+    if (state->choice != opened->choice)
         return err_set(
             e, ERR_MISMATCH,
-            "the loader state is of another dataset than \"%s\": open the dataset that the job was "
-            "reading",
+            "the loader state was made with another choice of shards of \"%s\": use the same pattern and "
+            "slice to continue exactly",
             dataset);
-    if (state->version != opened->version)
-        return err_set(e, ERR_MISMATCH,
-                       "the loader state is of version %" PRIu64
-                       " of dataset \"%s\", opened is version %" PRIu64 ": open version %" PRIu64
-                       " to continue exactly",
-                       state->version, dataset, opened->version, state->version);
     if (state->seed != opened->seed)
         return err_set(e, ERR_MISMATCH,
                        "the loader state was made with seed %" PRIu64 ", this feed has seed %" PRIu64

@@ -5,8 +5,8 @@
  *   connections copy what comes to its place (dataset_read.c) and hand chunks to the workers
  *   scout       runs some batches before the planner, so that parts and sample indexes are there in time
  *               (feed_scout.c)
- *   workers     decode chunks, copy samples out of them, ask again after losses (feed_worker.c)
- *   consumer    whoever calls larder_feed_next (feed.c)
+ *   workers     decode chunks, copy samples out of them, ask again after losses (feed_worker.c), see to
+ * samples that could not be read (feed_repair.c) consumer    whoever calls larder_feed_next (feed.c)
  *
  * Memory: depth_bytes of pinned memory for the samples of batches ahead and of those the consumer holds
  * (feed_arena.h); for imported datasets as much again, at least 16 MiB, for chunks on their way and decoded
@@ -38,19 +38,56 @@
 #define FEED_CHUNK_SMALL     (64u << 10) /* buffers above have sizes of their own, see feed_chunks.c */
 #define FEED_CHUNK_CLASSES   7u
 
+#define FEED_SUBSTITUTES_MAX 64u   /* tried for one sample */
+#define FEED_DAMAGE_MAX      1024u /* told by larder_feed_damage */
+
 struct feed_spare {
     struct feed_spare *next;
 };
 
+struct feed_source { /* one dataset of the feed */
+    struct larder_dataset *dataset;
+    struct choice choice;
+    char *pattern; /* of the choice */
+    uint32_t weight;
+    bool *chosen;     /* by shard */
+    char **shard_bad; /* the planner's own, by shard: why its sample index cannot be read */
+};
+
+/* A field that has one size in all samples of a batch, and one block of memory. */
+struct feed_stack {
+    struct slice name;
+    uint8_t *base;
+    size_t bytes; /* of one row */
+    bool fits;
+};
+
+/* A sample that could not be read, and what was done. */
+struct feed_hurt {
+    struct feed_hurt *next;
+    uint32_t row;
+    struct err why;
+    uint64_t position;
+    uint32_t source, shard;
+    uint64_t number;
+    bool substituted;
+    struct order_place by;
+    uint8_t *memory; /* fields, names and bytes of what stands in for it */
+};
+
 struct larder_batch {
-    struct list link; /* feed.batches until handed out */
+    struct list link;   /* feed.batches until handed out */
+    struct list repair; /* feed.repairs */
     struct larder_feed *feed;
     struct feed_slice slice;
     uint32_t count;
     struct larder_sample *samples;
     struct larder_field *fields;
     char *strings; /* keys and names of fields */
-    bool *bad;     /* by sample: to be left out */
+    struct feed_stack *stacks;
+    uint32_t stack_count;
+    bool *bad;              /* by row: it could not be read */
+    struct feed_hurt *hurt; /* those, by row */
     struct feed_piece *pieces;
     uint32_t piece_count;
     uint8_t *data;
@@ -68,7 +105,7 @@ struct feed_piece {
     struct feed_piece *next; /* waiting for the same chunk */
     struct larder_batch *batch;
     struct dataset_view *view; /* held by the batch while it is planned */
-    uint32_t sample;           /* of the batch */
+    uint32_t sample;           /* row of the batch */
     uint32_t chunk;            /* imported: chunk number, and place in its plain bytes */
     uint32_t at;
     uint64_t offset, bytes; /* in the shard */
@@ -81,6 +118,7 @@ struct feed_chunk {
     struct list bucket; /* of its hash */
     struct list queue;  /* feed.decode (STORED) or feed.unused (READY and not pinned), the oldest first */
     enum chunk_state state;
+    const struct larder_dataset *dataset;
     uint32_t shard, number;
     struct dataset_view *view; /* until READY */
     unsigned pins;
@@ -94,6 +132,7 @@ struct feed_chunk {
 struct feed_fetch {
     struct ranged_read read;
     struct larder_feed *feed;
+    struct larder_dataset *dataset;
     struct list link;   /* feed.retries */
     uint64_t due_ms;    /* when to go on */
     uint64_t lost_ms;   /* since when nothing came; 0: it comes */
@@ -108,20 +147,24 @@ struct feed_fetch {
 
 struct larder_feed {
     struct larder *client;
-    struct larder_dataset *dataset;
+    struct feed_source sources[MIX_DATASETS_MAX];
+    uint32_t source_count;
     struct conn *conns[FEED_CONNECTIONS_MAX];
     unsigned conn_count;
-    bool skip_damage;
+    enum feed_damage { FEED_FAIL, FEED_SKIP, FEED_SUBSTITUTE } damage; /* as in larder.h */
+    bool contiguous;
+    bool aside, enlisted; /* saves of the client look at it unless it is aside */
+    struct larder_feed *next_open;
     uint64_t depth_bytes;
     struct pool *pool;
     struct feed_state identity; /* dataset, version, seed, window */
     uint64_t batches_per_epoch;
 
-    struct feed_plan scout_plan; /* the scout's own */
+    struct feed_plan scout_plan;  /* the scout's own */
+    struct feed_plan repair_plan; /* of the worker that repairs */
 
     /* The planner's own. */
     struct feed_plan plan;
-    bool *shard_bad; /* its sample index is damaged */
     unsigned next_conn;
 
     pthread_mutex_t lock;
@@ -146,33 +189,56 @@ struct larder_feed {
     struct feed_spare *spare[FEED_CHUNK_CLASSES]; /* buffers to be used again, by size */
     uint64_t spare_bytes;
     struct list decode, retries;
+    struct list repairs; /* batches with samples that could not be read; all else of them is there */
+    bool repairing;      /* one worker does, at a time */
 
     uint64_t epoch, position; /* after the last batch handed out */
-    uint64_t samples_out, bytes_out, skipped;
+    uint64_t samples_out, bytes_out, skipped, substituted;
+    uint64_t bytes_in_flight;
+    struct larder_feed_damage *damages; /* FEED_DAMAGE_MAX places from the first on; texts are the feed's */
+    uint32_t damage_count;
     double starved_network, starved_decode, starved_consumer;
 };
+
+/* feed.c: among the client's open feeds, whose position saves take. */
+void feed_enlist(struct larder_feed *f);
 
 /* feed_batch.c */
 void *feed_planner(void *arg);
 void feed_batch_free(struct larder_batch *b); /* its memory goes back; with the lock held */
 /* With the lock held: one piece is in place, or (e set) never will be. */
 void feed_piece_ends(struct larder_feed *f, struct feed_piece *p, const struct err *e);
+/* With the lock held: the piece is asked for, and its bytes are on their way. */
+void feed_piece_goes(struct larder_feed *f, struct feed_piece *p);
 /* With the lock held: the network's share of a piece is over. */
 void feed_piece_came(struct larder_feed *f, struct feed_piece *p);
 /* Is it the data that is at fault, so that a feed may be asked to leave it out? */
 bool feed_is_damage(const struct err *e);
 
-/* feed_chunks.c: pieces of imported shards, sorted by shard and offset */
-must_check int feed_chunks_request(struct larder_feed *f, struct larder_batch *b, struct err *e);
+/* With the lock held: the batch may be handed out. */
+void feed_batch_ready(struct larder_feed *f, struct larder_batch *b);
+
+/* feed_repair.c: what becomes of samples that could not be read */
+/* With the lock held: notes that a row of a batch could not be read. */
+void feed_hurt_add(struct larder_batch *b, uint32_t row, const struct err *why);
+/* A worker's: leaves them out or finds others; then the batch is ready. */
+void feed_repair(struct larder_feed *f, struct larder_batch *b);
+/* With the lock held: the batch is handed out, and what was done is told. */
+void feed_repair_told(struct larder_feed *f, struct larder_batch *b);
+void feed_hurts_free(struct larder_batch *b);
+void feed_damages_free(struct larder_feed *f);
+
+/* Pieces of one dataset, sorted by shard and offset: feed_chunks.c imported, feed_ranges.c published. */
+must_check int feed_chunks_request(struct larder_feed *f, struct feed_piece *pieces, uint32_t count,
+                                   struct err *e);
+must_check int feed_ranges_request(struct larder_feed *f, struct feed_piece *pieces, uint32_t count,
+                                   struct err *e);
 void feed_chunk_decode(struct larder_feed *f, struct feed_chunk *c, struct part_scratch *s);
 void feed_chunks_free(struct larder_feed *f);
 
-/* feed_ranges.c: pieces of published shards, likewise sorted */
-must_check int feed_ranges_request(struct larder_feed *f, struct larder_batch *b, struct err *e);
-
 /* feed_fetch.c */
 #define FEED_FETCH_PIECES_MAX READ_RANGES_MAX
-must_check struct feed_fetch *feed_fetch_create(struct larder_feed *f,
+must_check struct feed_fetch *feed_fetch_create(struct larder_feed *f, struct larder_dataset *d,
                                                 uint32_t pieces_max); /* NULL: no memory */
 /* Sends it over the next connection, or over that of another fetch; without the lock. Frees itself. Each
  * piece with a tag ends in `piece` of the read or in feed_fetch_lost. */

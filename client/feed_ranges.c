@@ -19,12 +19,12 @@ void feed_range_came(struct ranged_read *r, struct read_piece *p)
 }
 
 /* Puts pieces from `first` on into the fetch while there is room; returns the first that is not in. */
-static uint32_t gather(struct feed_fetch *fetch, struct larder_batch *b, uint32_t first)
+static uint32_t gather(struct feed_fetch *fetch, struct feed_piece *pieces, uint32_t count, uint32_t first)
 {
     uint32_t n = 0, i = first;
     uint64_t end = 0;
-    for (; i < b->piece_count && n + 2 <= FEED_FETCH_PIECES_MAX; i++) {
-        struct feed_piece *p = &b->pieces[i];
+    for (; i < count && n + 2 <= FEED_FETCH_PIECES_MAX; i++) {
+        struct feed_piece *p = &pieces[i];
         struct id object = dataset_published_object(p->view->shard);
         if (n && id_equal(&object, &fetch->pieces[n - 1].object) && p->offset > end &&
             p->offset - end <= GAP_BYTES_MAX)
@@ -38,26 +38,27 @@ static uint32_t gather(struct feed_fetch *fetch, struct larder_batch *b, uint32_
     return i;
 }
 
-int feed_ranges_request(struct larder_feed *f, struct larder_batch *b, struct err *e)
+int feed_ranges_request(struct larder_feed *f, struct feed_piece *pieces, uint32_t count, struct err *e)
 {
     pthread_mutex_lock(&f->lock);
-    b->fetching = b->piece_count;
+    for (uint32_t i = 0; i < count; i++)
+        feed_piece_goes(f, &pieces[i]);
     pthread_mutex_unlock(&f->lock);
-    for (uint32_t i = 0; i < b->piece_count;) {
-        uint32_t left = b->piece_count - i;
+    for (uint32_t i = 0; i < count;) {
+        uint32_t left = count - i;
         uint32_t room = left < FEED_FETCH_PIECES_MAX / 2 ? 2 * left : FEED_FETCH_PIECES_MAX;
-        struct feed_fetch *fetch = feed_fetch_create(f, room);
+        struct feed_fetch *fetch = feed_fetch_create(f, pieces->view->dataset, room);
         if (!fetch) {
             err_set(e, ERR_NO_MEMORY, "no memory for a request");
             pthread_mutex_lock(&f->lock);
-            for (; i < b->piece_count; i++) {
-                feed_piece_came(f, &b->pieces[i]);
-                feed_piece_ends(f, &b->pieces[i], e);
+            for (; i < count; i++) {
+                feed_piece_came(f, &pieces[i]);
+                feed_piece_ends(f, &pieces[i], e);
             }
             pthread_mutex_unlock(&f->lock);
             return -e->errnum;
         }
-        i = gather(fetch, b, i);
+        i = gather(fetch, pieces, count, i);
         feed_fetch_start(fetch);
     }
     return 0;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a feed's workers do: decode chunks that came, and go on with fetches whose time has come. */
+/* What a feed's workers do: decode chunks that came, go on with fetches whose time has come, and see to
+ * samples that could not be read. */
 #include <unistd.h>
 
 #include "client/clock.h"
@@ -24,10 +25,35 @@ static struct feed_fetch *due(struct larder_feed *f, uint64_t *next_ms)
     return NULL;
 }
 
+/* With the lock held, which is free meanwhile. */
+static void decode(struct larder_feed *f, struct feed_chunk *c, struct part_scratch *scratch)
+{
+    struct err e;
+    if (!scratch) {
+        err_set(&e, ERR_NO_MEMORY, "no memory for decoding chunks");
+        feed_chunk_lost(f, c, &e);
+        return;
+    }
+    pthread_mutex_unlock(&f->lock);
+    feed_chunk_decode(f, c, scratch);
+    pthread_mutex_lock(&f->lock);
+}
+
+/* Likewise. What is to be repaired waits for nothing that other workers do not do; so one at most does. */
+static void repair(struct larder_feed *f)
+{
+    struct larder_batch *b = container_of(list_pop(&f->repairs), struct larder_batch, repair);
+    f->repairing = true;
+    pthread_mutex_unlock(&f->lock);
+    feed_repair(f, b);
+    pthread_mutex_lock(&f->lock);
+    f->repairing = false;
+    pthread_cond_signal(&f->work);
+}
+
 void *feed_worker(void *arg)
 {
     struct larder_feed *f = arg;
-    struct err e;
     struct part_scratch *scratch = part_scratch_create();
     int was = nice(client_options(f->client)->nice); /* of this thread; training wins. Best effort */
     (void)was;
@@ -36,22 +62,17 @@ void *feed_worker(void *arg)
         uint64_t next_ms;
         struct list *it = list_pop(&f->decode);
         struct feed_fetch *fetch = it ? NULL : due(f, &next_ms);
-        if (!it && !fetch) {
-            clock_wait(&f->work, &f->lock, next_ms);
-            continue;
-        }
-        struct feed_chunk *c = it ? container_of(it, struct feed_chunk, queue) : NULL;
-        if (c && !scratch) {
-            err_set(&e, ERR_NO_MEMORY, "no memory for decoding chunks");
-            feed_chunk_lost(f, c, &e);
-            continue;
-        }
-        pthread_mutex_unlock(&f->lock);
-        if (c)
-            feed_chunk_decode(f, c, scratch);
-        else
+        if (it) {
+            decode(f, container_of(it, struct feed_chunk, queue), scratch);
+        } else if (fetch) {
+            pthread_mutex_unlock(&f->lock);
             feed_fetch_go_on(fetch);
-        pthread_mutex_lock(&f->lock);
+            pthread_mutex_lock(&f->lock);
+        } else if (!list_empty(&f->repairs) && !f->repairing) {
+            repair(f);
+        } else {
+            clock_wait(&f->work, &f->lock, next_ms);
+        }
     }
     pthread_mutex_unlock(&f->lock);
     if (scratch)

@@ -174,9 +174,11 @@ struct larder_save_options {
     uint8_t attempt[LARDER_ID_BYTES]; /* the same on all ranks of one incarnation of the job, another after
                                         each restart. All zero: from $LARDER_ATTEMPT (hashed), or random where
                                         world is 1, else refused */
-    const void *loader_state;         /* what larder_feed_state gave; NULL: none */
-    size_t loader_state_bytes;        /* <= LARDER_STATE_BYTES */
-    const char *const *labels;        /* key, value, key, value, ..., NULL; may be NULL */
+    const void *loader_state; /* what larder_feed_state or larder_batch_state gave. NULL: that of the client's
+                                open feed, as it is at larder_save_submit, if one is open that is not `aside`;
+                                with several such feeds open, submit refuses to choose */
+    size_t loader_state_bytes; /* <= LARDER_STATE_BYTES */
+    const char *const *labels; /* key, value, key, value, ..., NULL; may be NULL */
     enum larder_compression compression;
     enum larder_when_busy when_busy;
     int join_timeout_ms;     /* how long to wait for the other ranks; 0: the request timeout */
@@ -184,6 +186,7 @@ struct larder_save_options {
     unsigned deadline_ms; /* the last save of a job that has so long: from larder_save_begin until it must be
                              durable. Then it fails with LARDER_TIMEOUT on all ranks, nothing is committed,
                              and larder_save_left_out names what was not stored. 0: none */
+    int no_loader_state;     /* 1: the checkpoint has none, whatever feeds are open */
 };
 
 LARDER_API int larder_save_begin(struct larder *c, const struct larder_save_options *o,
@@ -316,9 +319,21 @@ LARDER_API void larder_restore_close(struct larder_restore *r); /* NULL allowed 
 struct larder_feed;
 struct larder_batch;
 
+/* One dataset of several that are read as one stream. Zeroed but for size, dataset and weight is everything
+ * of its latest version. */
+struct larder_mix {
+    size_t size; /* LARDER_INIT(larder_mix); the same in all members of an array */
+    const char *dataset;
+    uint64_t version;       /* 0: latest */
+    uint32_t weight;        /* >= 1: of every sum-of-weights samples, so many are of this dataset */
+    const char *shards;     /* as in the options */
+    uint32_t slice, slices; /* likewise */
+};
+#define LARDER_MIX_MAX 64
+
 struct larder_feed_options {
     size_t size;
-    const char *dataset; /* name of an imported dataset, or of a published directory */
+    const char *dataset; /* name of an imported dataset, or of a published directory; NULL with a mix */
     uint64_t version;    /* 0: latest */
     uint64_t seed;
     uint32_t window_shards; /* shuffle window; 0: 8. UINT32_MAX: sequential */
@@ -329,21 +344,38 @@ struct larder_feed_options {
         LARDER_LAST_DROP = 0,
         LARDER_LAST_PAD = 1
     } last; /* an incomplete last batch of an epoch: dropped, or filled from the epoch's start */
-    enum { LARDER_DAMAGE_FAIL = 0, LARDER_DAMAGE_SKIP = 1 } damage;
+    enum {
+        LARDER_DAMAGE_FAIL = 0,
+        LARDER_DAMAGE_SKIP = 1,
+        LARDER_DAMAGE_SUBSTITUTE = 2 /* another sample of the same window, chosen by seed and position: the
+                                        same one on any number of ranks */
+    } damage; /* a sample that cannot be read, twice: larder_feed_next fails, or it is left out, or replaced.
+                 What was done is counted in the info and listed by larder_feed_damage */
     uint64_t depth_bytes; /* memory for batches ahead, pinned; 0: 64 MiB */
     unsigned connections; /* 0: 2 */
     const void *state; /* resume: what larder_feed_state gave, on any number of ranks; NULL: from the start */
     size_t state_bytes;
+    const char *shards; /* only shards with a matching name: * ? [a-z] [!a-z] \, a ! in front turns it round;
+                           NULL: all */
+    uint32_t slice, slices; /* of these the ones number slice, slice + slices, ...; slices 0: all */
+    const struct larder_mix
+        *mix;           /* several datasets instead of one; an epoch has as many samples as all have
+                           together, and each goes round at its own pace. Resuming needs the same mix */
+    unsigned mix_count; /* <= LARDER_MIX_MAX */
+    int contiguous;     /* 1: a field that has the same size in all samples of a batch lies in one piece of
+                           memory, see     larder_batch_stack */
+    int aside; /* 1: saves do not take this feed's position by themselves; for evaluation beside training */
+    const char *run; /* the run that the job trains, for larder status; may be NULL */
 };
 /* Refused with the numbers: a dataset without samples, fewer samples than one global batch, a batch not
- * divisible by world, a state of another dataset, seed or version. */
+ * divisible by world, a state of another dataset, mix, choice of shards, seed or version. */
 LARDER_API int larder_feed_open(struct larder *c, const struct larder_feed_options *o,
                                 struct larder_feed **out, struct larder_error *e);
 
 /* Valid until the batch is released. */
 struct larder_field {
     const char *name; /* of a tar member: what follows the key and a dot, "cls"; else "bin" */
-    const void *data; /* 256-byte aligned */
+    const void *data; /* 256-byte aligned, but for rows of a stack after the first */
     size_t bytes;
 };
 struct larder_sample {
@@ -353,6 +385,7 @@ struct larder_sample {
     uint64_t number; /* within the shard */
     uint32_t fields;
     const struct larder_field *field;
+    uint32_t dataset; /* number in the mix; 0 without one */
 };
 
 /* The next batch of this rank: 1, 0 at the end of the last epoch, or an error. */
@@ -362,11 +395,18 @@ LARDER_API size_t larder_batch_samples(const struct larder_batch *b);
 LARDER_API int larder_batch_sample(const struct larder_batch *b, size_t i, struct larder_sample *out);
 LARDER_API const struct larder_field *larder_sample_field(const struct larder_sample *s,
                                                           const char *name); /* NULL: no such field */
+/* A field of all samples as rows of one piece of memory, without a copy: row i, of *bytes bytes, at *data + i
+ * * *bytes, is of sample i. *data is 256-byte aligned. The feed was opened contiguous. -EINVAL naming the
+ * sample whose size differs or that has no such field. */
+LARDER_API int larder_batch_stack(const struct larder_batch *b, const char *field, const void **data,
+                                  size_t *bytes, size_t *rows, struct larder_error *e);
 LARDER_API void larder_batch_release(struct larder_batch *b); /* gives its memory back to the ring */
 
-/* Position after the last batch handed out: valid for any number of ranks. Returns its bytes (<=
- * LARDER_STATE_BYTES). */
+/* Position after the last batch handed out, whatever was read ahead: valid for any number of ranks. Returns
+ * its bytes (<= LARDER_STATE_BYTES). A save takes it by itself, see loader_state. */
 LARDER_API int larder_feed_state(struct larder_feed *f, uint8_t state[LARDER_STATE_BYTES]);
+/* The same after a certain batch: for trainers that take batches before they train on them. */
+LARDER_API int larder_batch_state(const struct larder_batch *b, uint8_t state[LARDER_STATE_BYTES]);
 
 struct larder_feed_info {
     size_t size;
@@ -376,10 +416,27 @@ struct larder_feed_info {
     uint32_t batches_ready;
     struct {
         double network, disk, decode, consumer;
-    } starved_seconds; /* waited by cause; consumer: the feed was full */
+    } starved_seconds; /* waited by cause: for the network, for the server's disk, for decoding; consumer: the
+                          feed was full */
     char path[128];
+    uint64_t substituted;     /* samples that others stood in for; skipped counts those left out */
+    uint64_t bytes_in_flight; /* of samples, asked for and not here */
+    uint64_t bytes_ready;     /* in batches that are ready */
 };
 LARDER_API int larder_feed_info(struct larder_feed *f, struct larder_feed_info *out);
+
+/* What was done about damage, in the order of positions: the first 1024, by number. Strings live as long as
+ * the feed. -ENOENT past the end; the info counts all. */
+struct larder_feed_damage {
+    uint64_t position; /* in the global order */
+    const char *dataset, *shard;
+    uint64_t number; /* of the damaged sample within the shard */
+    int substituted; /* 0: left out */
+    const char *by_shard;
+    uint64_t by_number;
+    const char *text; /* what was wrong */
+};
+LARDER_API int larder_feed_damage(struct larder_feed *f, size_t i, struct larder_feed_damage *out);
 LARDER_API void larder_feed_close(struct larder_feed *f); /* NULL allowed; batches must be released before */
 
 /* ---- datasets

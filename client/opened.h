@@ -15,10 +15,12 @@ struct larder {
     struct channel_config *config;
     char host[256], port[16];
     struct conn *conn;
-    pid_t pid;             /* who opened it: children of fork are refused */
-    struct pool *staging;  /* NULL for a role that cannot save */
-    struct saver *saver;   /* likewise */
-    struct id incarnation; /* the attempt of saves that name none and have no other ranks */
+    pid_t pid;                  /* who opened it: children of fork are refused */
+    struct pool *staging;       /* NULL for a role that cannot save */
+    struct saver *saver;        /* likewise */
+    struct id incarnation;      /* the attempt of saves that name none and have no other ranks */
+    pthread_mutex_t feeds_lock; /* taken before a feed's own */
+    struct larder_feed *feeds;  /* open ones */
 };
 
 #endif

@@ -88,6 +88,7 @@ static int fill_save(struct larder_save *s, struct larder *c, const struct larde
     if (o->loader_state)
         memcpy(s->loader, o->loader_state, o->loader_state_bytes);
     s->loader_bytes = o->loader_state ? o->loader_state_bytes : 0;
+    s->loader_asked = !o->loader_state && !o->no_loader_state;
     s->when_busy = o->when_busy;
     s->join_timeout_ms =
         o->join_timeout_ms > 0 ? (uint32_t)o->join_timeout_ms : c->options.request_timeout_ms;
@@ -339,6 +340,11 @@ int larder_save_submit(struct larder_save *s, struct larder_error *error)
 {
     struct err e;
     int rc = enter_open(s, &e);
+    int loader = rc == 0 && s->loader_asked ? client_feed_state(s->client, s->loader, &e) : 0;
+    if (loader < 0)
+        rc = loader;
+    else if (loader > 0)
+        s->loader_bytes = (size_t)loader;
     if (rc == 0)
         rc = submit(s, &e);
     return client_leave(rc, &e, error);

@@ -33,6 +33,7 @@ struct larder_save {
     struct id attempt;
     uint8_t loader[LOADER_STATE_BYTES_MAX];
     size_t loader_bytes;
+    bool loader_asked; /* at submit, of the client's feed */
     struct buf labels;
     enum codec_level level;
     enum larder_when_busy when_busy;

@@ -218,7 +218,91 @@ static void reads_come_back_as_they_went(void **state)
     close_client(c);
 }
 
-/* Whatever was in memory may still come; then the replacement is told, and no byte of it was handed out. */
+static void save(struct larder *c, uint64_t step, const struct larder_save_options *given, int expected)
+{
+    struct larder_save_options o = *given;
+    struct larder_save *s;
+    struct larder_error e = {0};
+    o.run = "trained";
+    o.step = step;
+    assert_int_equal(larder_save_begin(c, &o, &s, &e), 0);
+    assert_int_equal(larder_save_blob(s, "b", "x", 1, &e), 0);
+    int rc = larder_save_submit(s, &e);
+    if (rc == 0)
+        rc = larder_save_wait(s, 60000, &e);
+    larder_save_free(s);
+    if (rc != expected)
+        fail_msg("%s", e.text);
+}
+
+static size_t saved_state(struct larder *c, uint64_t step, uint8_t state[LARDER_STATE_BYTES])
+{
+    struct larder_restore_options o = LARDER_INIT(larder_restore_options);
+    struct larder_restore_info info = LARDER_INIT(larder_restore_info);
+    struct larder_restore *r;
+    struct larder_error e = {0};
+    o.run = "trained";
+    o.at = LARDER_AT_STEP;
+    o.value = step;
+    if (larder_restore_open(c, &o, &r, &e) < 0)
+        fail_msg("%s", e.text);
+    assert_int_equal(larder_restore_info(r, &info), 0);
+    memcpy(state, info.loader_state, LARDER_STATE_BYTES);
+    larder_restore_close(r);
+    return info.loader_state_bytes;
+}
+
+/* The position is in the checkpoint unless it is not wanted: that of the batches handed out, whatever was
+ * read ahead. */
+static void a_save_takes_the_position_with_it(void **state)
+{
+    struct world *w = *state;
+    struct larder *c = open_client(w, "writer");
+    struct larder_save_options o = LARDER_INIT(larder_save_options);
+    uint32_t *seen = calloc(2 * w->samples, sizeof *seen);
+    uint8_t expected[LARDER_STATE_BYTES], got[LARDER_STATE_BYTES];
+    save(c, 1, &o, 0);
+    assert_int_equal(saved_state(c, 1, got), 0); /* no feed */
+    struct larder_feed *f = open_feed(c, "imported", 0, 1, NULL), *other;
+    struct larder_feed_info info = LARDER_INIT(larder_feed_info);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(take(w, f, seen), 1);
+    do /* until something is ahead */
+        assert_int_equal(larder_feed_info(f, &info), 0);
+    while (info.batches_ready == 0);
+    assert_int_equal(larder_feed_state(f, expected), LARDER_STATE_BYTES);
+    save(c, 2, &o, 0);
+    assert_int_equal(saved_state(c, 2, got), LARDER_STATE_BYTES);
+    assert_memory_equal(got, expected, sizeof got);
+    larder_feed_close(f);
+    f = open_feed(c, "imported", 0, 1, got); /* it goes on there */
+    assert_int_equal(larder_feed_info(f, &info), 0);
+    assert_int_equal(info.position, 3 * BATCH);
+
+    o.no_loader_state = 1;
+    save(c, 3, &o, 0);
+    assert_int_equal(saved_state(c, 3, got), 0);
+    o.no_loader_state = 0;
+    other = open_feed(c, "published", 0, 1, NULL); /* which of the two is trained on? */
+    save(c, 4, &o, -EINVAL);
+    larder_feed_close(other);
+    struct larder_feed_options fo = LARDER_INIT(larder_feed_options);
+    struct larder_error e = {0};
+    fo.dataset = "published";
+    fo.global_batch = 1;
+    fo.aside = 1;
+    assert_int_equal(larder_feed_open(c, &fo, &other, &e), 0);
+    save(c, 5, &o, 0);
+    assert_int_equal(saved_state(c, 5, got), LARDER_STATE_BYTES);
+    assert_memory_equal(got, expected, sizeof got);
+    larder_feed_close(other);
+    larder_feed_close(f);
+    close_client(c);
+    free(seen);
+}
+
+/* D12: whatever was in memory may still come; then the replacement is told, and no byte of it was handed out.
+ */
 static void a_replaced_file_is_told(void **state)
 {
     struct world *w = *state;
@@ -314,6 +398,7 @@ int main(void)
         cmocka_unit_test(ranks_change_over_a_published_folder),
         cmocka_unit_test(an_imported_feed_outlives_its_server),
         cmocka_unit_test(a_published_feed_outlives_its_server),
+        cmocka_unit_test(a_save_takes_the_position_with_it),
         cmocka_unit_test(many_shards_join),
         cmocka_unit_test(a_replaced_file_is_told),
         cmocka_unit_test(a_reader_cannot_import_and_a_failed_import_leaves_no_version),

@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -18,80 +17,12 @@
 
 #include "client/clock.h"
 #include "client/feed_private.h"
-#include "tests/support/corpus.h"
-#include "tests/support/shelf.h"
+#include "tests/support/feed_world.h"
 
 #define RECONNECT_MS 5000u
 
-struct world {
-    struct corpus corpus;
-    struct shelf_file *files;
-    struct shelf *shelf;
-    struct larder *client;
-    /* What reads meet. */
-    atomic_uint bad_shard; /* UINT32_MAX: none */
-    atomic_ullong bad_offset;
-};
-
-static enum err_class reading(void *arg, bool published, uint32_t shard, uint64_t offset, uint8_t *p,
-                              size_t n)
-{
-    struct world *w = arg;
-    (void)p;
-    uint64_t bad = atomic_load(&w->bad_offset);
-    bool hit = published && shard == atomic_load(&w->bad_shard) && bad >= offset && bad < offset + n;
-    return hit ? ERR_IO : ERR_NONE;
-}
-
-static void world_make(struct world *w, uint32_t shards, uint32_t samples, uint32_t field_bytes_max,
-                       unsigned reconnect_ms)
-{
-    *w = (struct world){.bad_shard = UINT32_MAX};
-    corpus_make(&w->corpus, 5, shards, samples, field_bytes_max);
-    w->files = calloc(shards, sizeof *w->files);
-    for (uint32_t i = 0; i < shards; i++)
-        w->files[i] = (struct shelf_file){
-            .name = w->corpus.names[i], .p = w->corpus.files[i].p, .n = w->corpus.files[i].n};
-    struct shelf_options o = {.published = "corpus",
-                              .format = SHARD_TAR,
-                              .files = w->files,
-                              .file_count = shards,
-                              .reading = reading,
-                              .arg = w};
-    w->shelf = shelf_start(&o);
-    w->client = shelf_client(w->shelf, reconnect_ms);
-}
-
-static void world_end(struct world *w)
-{
-    assert_int_equal(larder_close(w->client, 1000, NULL), 0);
-    shelf_stop(w->shelf);
-    free(w->files);
-    corpus_free(&w->corpus);
-}
-
-static struct larder_feed_options options(void)
-{
-    struct larder_feed_options o = LARDER_INIT(larder_feed_options);
-    o.dataset = "corpus";
-    o.seed = 99;
-    o.window_shards = 3;
-    o.global_batch = 12;
-    o.depth_bytes = 1 << 20;
-    return o;
-}
-
-static struct larder_feed *open_feed(struct world *w, const struct larder_feed_options *o)
-{
-    struct larder_feed *f = NULL;
-    struct larder_error e = {0};
-    if (larder_feed_open(w->client, o, &f, &e) < 0)
-        fail_msg("%s", e.text);
-    return f;
-}
-
 /* Takes one batch, checks its samples against the corpus and counts them by position. 0: the end. */
-static int take_batch(struct world *w, struct larder_feed *f, uint32_t *seen)
+static int take_batch(struct feed_world *w, struct larder_feed *f, uint32_t *seen)
 {
     struct larder_batch *b = NULL;
     struct larder_error e = {0};
@@ -108,7 +39,7 @@ static int take_batch(struct world *w, struct larder_feed *f, uint32_t *seen)
     return rc;
 }
 
-static void assert_all_seen(const struct world *w, const uint32_t *seen, uint64_t epochs)
+static void assert_all_seen(const struct feed_world *w, const uint32_t *seen, uint64_t epochs)
 {
     uint64_t n = corpus_samples(&w->corpus), whole = n / 12 * 12;
     for (uint64_t i = 0; i < n * epochs; i++)
@@ -118,13 +49,13 @@ static void assert_all_seen(const struct world *w, const uint32_t *seen, uint64_
 static void hands_out_what_the_order_names(void **state)
 {
     (void)state;
-    struct world w;
+    struct feed_world w;
     world_make(&w, 7, 20, 3000, RECONNECT_MS);
     struct order *order;
     struct err e;
     assert_int_equal(order_create(w.corpus.counts, 7, 99, 3, &order, &e), 0);
-    struct larder_feed_options o = options();
-    struct larder_feed *f = open_feed(&w, &o);
+    struct larder_feed_options o = world_options();
+    struct larder_feed *f = world_feed(&w, &o);
     struct larder_batch *b;
     uint64_t position = 0;
     while (larder_feed_next(f, 20000, &b, NULL) == 1) {
@@ -155,19 +86,19 @@ static void hands_out_what_the_order_names(void **state)
 }
 
 /* Ranks in one process, one after the other: each takes `batches`; all states must agree. */
-static void ranks_take(struct world *w, uint32_t world, unsigned batches, uint8_t state[64],
+static void ranks_take(struct feed_world *w, uint32_t world, unsigned batches, uint8_t state[64],
                        size_t *state_bytes, uint32_t *seen)
 {
     uint8_t after[64];
     for (uint32_t r = 0; r < world; r++) {
-        struct larder_feed_options o = options();
+        struct larder_feed_options o = world_options();
         o.rank = r;
         o.world = world;
         o.epochs = 2;
         o.connections = 1;
         o.state = *state_bytes ? state : NULL;
         o.state_bytes = *state_bytes;
-        struct larder_feed *f = open_feed(w, &o);
+        struct larder_feed *f = world_feed(w, &o);
         for (unsigned i = 0; i < batches; i++)
             take_batch(w, f, seen);
         uint8_t own[64];
@@ -184,7 +115,7 @@ static void ranks_take(struct world *w, uint32_t world, unsigned batches, uint8_
 static void resumes_on_other_numbers_of_ranks(void **state)
 {
     (void)state;
-    struct world w;
+    struct feed_world w;
     world_make(&w, 5, 16, 500, RECONNECT_MS);
     uint64_t n = corpus_samples(&w.corpus), batches = n / 12 * 2;
     uint32_t *seen = calloc(2 * n, sizeof *seen);
@@ -199,26 +130,27 @@ static void resumes_on_other_numbers_of_ranks(void **state)
     }
     assert_all_seen(&w, seen, 2);
     /* And the end is an end, for a feed that begins there too. */
-    struct larder_feed_options o = options();
+    struct larder_feed_options o = world_options();
     o.epochs = 2;
     o.state = at;
     o.state_bytes = at_bytes;
-    struct larder_feed *f = open_feed(&w, &o);
+    struct larder_feed *f = world_feed(&w, &o);
     assert_int_equal(take_batch(&w, f, seen), 0);
     larder_feed_close(f);
     free(seen);
     world_end(&w);
 }
 
+/* D13: connections drop in the middle of shards; what came is not asked for again. */
 static void goes_on_when_connections_are_cut(void **state)
 {
     (void)state;
-    struct world w;
+    struct feed_world w;
     world_make(&w, 6, 20, 20000, RECONNECT_MS);
     uint32_t *seen = calloc(corpus_samples(&w.corpus), sizeof *seen);
-    struct larder_feed_options o = options();
+    struct larder_feed_options o = world_options();
     shelf_cut_every(w.shelf, 250000);
-    struct larder_feed *f = open_feed(&w, &o);
+    struct larder_feed *f = world_feed(&w, &o);
     while (take_batch(&w, f, seen) == 1)
         ;
     assert_true(shelf_cuts(w.shelf) >= 3);
@@ -231,11 +163,11 @@ static void goes_on_when_connections_are_cut(void **state)
 static void goes_on_when_the_server_restarts(void **state)
 {
     (void)state;
-    struct world w;
+    struct feed_world w;
     world_make(&w, 6, 20, 50000, 20000);
     uint32_t *seen = calloc(corpus_samples(&w.corpus), sizeof *seen);
-    struct larder_feed_options o = options();
-    struct larder_feed *f = open_feed(&w, &o);
+    struct larder_feed_options o = world_options();
+    struct larder_feed *f = world_feed(&w, &o);
     bool more = true;
     for (unsigned i = 0; more; i++) {
         more = take_batch(&w, f, seen) == 1;
@@ -253,10 +185,10 @@ static void goes_on_when_the_server_restarts(void **state)
 static void a_server_that_stays_away_is_an_error_in_bounded_time(void **state)
 {
     (void)state;
-    struct world w;
+    struct feed_world w;
     world_make(&w, 6, 20, 100000, 300);
-    struct larder_feed_options o = options();
-    struct larder_feed *f = open_feed(&w, &o);
+    struct larder_feed_options o = world_options();
+    struct larder_feed *f = world_feed(&w, &o);
     struct larder_batch *b;
     struct larder_error e = {0};
     shelf_down(w.shelf);
@@ -273,28 +205,13 @@ static void a_server_that_stays_away_is_an_error_in_bounded_time(void **state)
     world_end(&w);
 }
 
-static uint64_t find_bad(struct world *w, uint64_t *offset)
+/* Damages the first sample that can be damaged alone; returns its shard. */
+static unsigned damage_one(struct feed_world *w)
 {
-    /* The data of the first sample with a field of some size, in the middle. */
-    for (uint32_t i = 0; i < w->corpus.shards; i++) {
-        struct samples_builder *b;
-        struct samples *s;
-        struct err e;
-        assert_int_equal(samples_builder_create(SHARD_TAR, "x", 0, &b, &e), 0);
-        assert_int_equal(samples_builder_push(b, w->corpus.files[i].p, w->corpus.files[i].n, &e), 0);
-        assert_int_equal(samples_builder_finish(b, &s, &e), 0);
-        samples_builder_free(b);
-        uint64_t found = 0;
-        for (uint64_t k = 2; k < samples_count(s) && !found; k++)
-            for (uint32_t j = 0; j < samples_fields(s, k); j++)
-                if (samples_field(s, k, j).bytes > 100)
-                    found = samples_field(s, k, j).offset + 50;
-        samples_free(s);
-        if (found) {
-            *offset = found;
-            return i;
-        }
-    }
+    for (uint32_t i = 0; i < w->corpus.shards; i++)
+        for (uint64_t k = 2; k < w->corpus.counts[i]; k++)
+            if (world_damage_sample(w, i, k))
+                return i;
     fail();
     return 0;
 }
@@ -302,20 +219,15 @@ static uint64_t find_bad(struct world *w, uint64_t *offset)
 static void leaves_out_damage_if_asked(void **state)
 {
     (void)state;
-    struct world w;
+    struct feed_world w;
     world_make(&w, 4, 20, 3000, RECONNECT_MS);
-    uint64_t n = corpus_samples(&w.corpus), offset, seen_all = 0;
+    uint64_t n = corpus_samples(&w.corpus), seen_all = 0;
     uint32_t *seen = calloc(n, sizeof *seen);
-    struct larder_feed_options o = options();
+    struct larder_feed_options o = world_options();
     o.damage = LARDER_DAMAGE_SKIP;
-    o.global_batch = 1; /* nothing dropped at the end: exactly one is missing */
-    struct larder_feed *f = open_feed(&w, &o);
-    unsigned shard = (unsigned)find_bad(&w, &offset);
-    larder_feed_close(f);
-    atomic_store(&w.bad_offset, offset);
-    atomic_store(&w.bad_shard, shard);
-    o.global_batch = (uint32_t)n;
-    f = open_feed(&w, &o);
+    o.global_batch = (uint32_t)n; /* nothing dropped at the end: exactly one is missing */
+    (void)damage_one(&w);
+    struct larder_feed *f = world_feed(&w, &o);
     assert_int_equal(take_batch(&w, f, seen), 1);
     for (uint64_t i = 0; i < n; i++)
         seen_all += seen[i];
@@ -332,15 +244,13 @@ static void leaves_out_damage_if_asked(void **state)
 static void names_damage_and_stops(void **state)
 {
     (void)state;
-    struct world w;
+    struct feed_world w;
     world_make(&w, 4, 20, 3000, RECONNECT_MS);
-    uint64_t offset, taken = 0;
-    unsigned shard = (unsigned)find_bad(&w, &offset);
-    atomic_store(&w.bad_offset, offset);
-    atomic_store(&w.bad_shard, shard);
-    struct larder_feed_options o = options();
+    uint64_t taken = 0;
+    unsigned shard = damage_one(&w);
+    struct larder_feed_options o = world_options();
     o.global_batch = 1;
-    struct larder_feed *f = open_feed(&w, &o);
+    struct larder_feed *f = world_feed(&w, &o);
     struct larder_batch *b;
     struct larder_error e = {0};
     int rc;
@@ -367,12 +277,12 @@ static void names_damage_and_stops(void **state)
 static void a_paused_consumer_holds_bounded_memory_and_its_stream(void **state)
 {
     (void)state;
-    struct world w;
+    struct feed_world w;
     world_make(&w, 8, 60, 30000, RECONNECT_MS);
     assert_true(corpus_bytes(&w.corpus) > 4u << 20);
     uint32_t *seen = calloc(corpus_samples(&w.corpus), sizeof *seen);
-    struct larder_feed_options o = options();
-    struct larder_feed *f = open_feed(&w, &o);
+    struct larder_feed_options o = world_options();
+    struct larder_feed *f = world_feed(&w, &o);
     uint64_t before = shelf_bytes_read(w.shelf);
     for (bool full = false; !full;) { /* until the planner has nowhere to put more: that is the pause */
         pthread_mutex_lock(&f->lock);
@@ -397,11 +307,11 @@ static void a_paused_consumer_holds_bounded_memory_and_its_stream(void **state)
 static void batches_larger_than_the_ring_come_one_at_a_time(void **state)
 {
     (void)state;
-    struct world w;
+    struct feed_world w;
     world_make(&w, 3, 12, 400000, RECONNECT_MS);
     uint32_t *seen = calloc(corpus_samples(&w.corpus), sizeof *seen);
-    struct larder_feed_options o = options();
-    struct larder_feed *f = open_feed(&w, &o);
+    struct larder_feed_options o = world_options();
+    struct larder_feed *f = world_feed(&w, &o);
     struct larder_batch *held = NULL; /* one is kept while the next is asked for */
     assert_int_equal(larder_feed_next(f, 20000, &held, NULL), 1);
     struct larder_feed_info info = LARDER_INIT(larder_feed_info);
@@ -426,61 +336,51 @@ static void batches_larger_than_the_ring_come_one_at_a_time(void **state)
     world_end(&w);
 }
 
-static void assert_open_fails(struct world *w, struct larder_feed_options o, enum larder_class kind,
-                              const char *word)
-{
-    struct larder_feed *f;
-    struct larder_error e = {0};
-    assert_true(larder_feed_open(w->client, &o, &f, &e) < 0);
-    assert_null(f);
-    if (e.kind != kind || !strstr(e.text, word))
-        fail_msg("class %d: %s", (int)e.kind, e.text);
-}
-
 static void refuses_at_open(void **state)
 {
     (void)state;
-    struct world w;
+    struct feed_world w;
     world_make(&w, 3, 10, 100, RECONNECT_MS);
     uint8_t bytes[64];
-    struct larder_feed_options o = options();
-    struct larder_feed *f = open_feed(&w, &o);
+    struct larder_feed_options o = world_options();
+    struct larder_feed *f = world_feed(&w, &o);
     assert_int_equal(larder_feed_state(f, bytes), 64);
     larder_feed_close(f);
 
     o.dataset = "nowhere";
-    assert_open_fails(&w, o, LARDER_NOT_FOUND, "nowhere");
-    o = options();
+    world_refuses(&w, o, LARDER_NOT_FOUND, "nowhere");
+    o = world_options();
     o.global_batch = 1000;
-    assert_open_fails(&w, o, LARDER_INVALID, "fewer than one global batch of 1000");
-    o = options();
+    world_refuses(&w, o, LARDER_INVALID, "fewer than one global batch of 1000");
+    o = world_options();
     o.world = 5;
-    assert_open_fails(&w, o, LARDER_INVALID, "5 ranks");
-    o = options();
+    world_refuses(&w, o, LARDER_INVALID, "5 ranks");
+    o = world_options();
     o.version = 1;
-    assert_open_fails(&w, o, LARDER_MISMATCH, "version");
-    o = options();
+    world_refuses(&w, o, LARDER_MISMATCH, "version");
+    o = world_options();
     o.state = bytes;
     o.state_bytes = 64;
     o.seed = 100;
-    assert_open_fails(&w, o, LARDER_MISMATCH, "seed 99");
-    o = options();
+    world_refuses(&w, o, LARDER_MISMATCH, "seed 99");
+    o = world_options();
     o.state = bytes;
     o.state_bytes = 63;
-    assert_open_fails(&w, o, LARDER_CORRUPT, "63");
+    world_refuses(&w, o, LARDER_CORRUPT, "63");
     bytes[20] ^= 1;
     o.state_bytes = 64;
-    assert_open_fails(&w, o, LARDER_CORRUPT, "checksum");
+    world_refuses(&w, o, LARDER_CORRUPT, "checksum");
     world_end(&w);
 }
 
+/* D15: fork after start. */
 static void a_fork_is_told(void **state)
 {
     (void)state;
-    struct world w;
+    struct feed_world w;
     world_make(&w, 3, 10, 100, RECONNECT_MS);
-    struct larder_feed_options o = options();
-    struct larder_feed *f = open_feed(&w, &o);
+    struct larder_feed_options o = world_options();
+    struct larder_feed *f = world_feed(&w, &o);
     pid_t child = fork();
     if (child == 0) {
         struct larder_batch *b;
@@ -502,7 +402,7 @@ static void a_fork_is_told(void **state)
 static void reads_shards_in_place(void **state)
 {
     (void)state;
-    struct world w;
+    struct feed_world w;
     world_make(&w, 3, 10, 5000, RECONNECT_MS);
     struct larder_dataset *d;
     struct larder_error e = {0};
