@@ -230,6 +230,28 @@ def test_order(server, imported):
     assert [(p["name"], p["sample"]) for p in part] == first[30:32]
 
 
+def test_order_of_a_mix(server, imported):
+    """Datasets by weight, each in its own order; shards chosen by name and slice; what is asked wrongly is told."""
+    def order(*more, count=1000):
+        return server.json("feed", "order", *more, "--count", count)
+    server.larder("dataset", "import", "other", imported[0])
+    got = order("docs", "other", "--weights", "3,1", count=40)
+    assert got["samples"] == 33 + 10
+    assert [(m["dataset"], m["version"], m["weight"]) for m in got["mix"]] == [("docs", 1, 3), ("other", 1, 1)]
+    assert abs(sum(p["dataset"] == "docs" for p in got["order"]) - 30) <= 1
+    names = [p.name for p in imported]
+    assert order("docs", "--shards", "!" + names[0])["samples"] == 33 - 10
+    only = order("docs", "--shards", names[1])
+    assert {p["name"] for p in only["order"]} == {names[1]} and only["samples"] == 11
+    parts = [order("docs", "--slice", f"{i}/2")["order"] for i in range(2)]
+    assert sorted((p["name"], p["sample"]) for part in parts for p in part) == sorted(
+        (p["name"], p["sample"]) for p in order("docs")["order"])
+    for wrong in (["--slice", "2/2"], ["--slice", "x"], ["--weights", "0"], ["--weights", "1,2,3"], ["--shards", "["]):
+        server.larder("feed", "order", "docs", *wrong, status=USAGE)
+    table = server.larder("feed", "order", "docs", "docs", "--count", 4).stdout.splitlines()
+    assert "DATASET" in table[0] and len(table) == 5
+
+
 def test_progress_on_a_terminal_only(server, tmp_path):
     """Long work draws a line on a terminal, and says nothing in a pipe."""
     import pty
