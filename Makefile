@@ -145,13 +145,23 @@ $(BUILD)/tests/unit/tools/%: $(BUILD)/obj/tests/unit/tools/%.o $(filter-out %/la
 	$(Q)mkdir -p $(@D)
 	$(Q)$(LINK) $(filter %.o,$^) -o $@ -lcmocka -L$(BUILD) -llarder -Wl,-rpath,'$(abspath $(BUILD))' $(FORMAT_LIBS) -lm
 
+# What stands in for CUDA's driver in tests, and a driver that lacks everything.
+STANDINS := $(BUILD)/tests/standin/libcuda.so.1 $(BUILD)/tests/standin-lacking/libcuda.so.1
+$(BUILD)/tests/standin/libcuda.so.1: $(call objects,$(filter-out %/lacking.c,$(wildcard tests/support/cuda/*.c))) \
+    $(BUILD)/obj/gpudirect/kernels_host.o
+$(BUILD)/tests/standin-lacking/libcuda.so.1: $(BUILD)/obj/tests/support/cuda/lacking.o
+$(STANDINS):
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(LINK) -shared -Wl,-soname,$(@F) $^ -o $@
+
 # The simulator's campaign: one program of all files in tests/sim.
 $(BUILD)/tests/sim/campaign: $(call objects,$(wildcard tests/sim/*.c)) $(SERVER) $(FORMAT)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(LINK) $^ -o $@ $(FORMAT_LIBS) $(SERVER_LIBS)
 
-tests: all $(UNIT) $(BUILD)/tests/sim/campaign
+tests: all $(UNIT) $(STANDINS) $(BUILD)/tests/sim/campaign
 
 # Ends with "N passed, N failed, N skipped".
 check: tests
