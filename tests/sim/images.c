@@ -20,7 +20,7 @@ void images_calm(struct plan *p)
     for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++)
         p->knob[faults[i]] = plan_knob_least(faults[i]);
     p->knob[KNOB_LOSE] = 1;
-    p->knob[KNOB_OPERATOR] = 1; /* somebody has to prune and to rotate */
+    p->knob[KNOB_OPERATOR] = 1;                          /* somebody has to prune and to rotate */
     p->knob[KNOB_STALL] = 20 + p->knob[KNOB_STALL] % 40; /* and ranks the time to die in */
     p->knob[KNOB_CRASH_AT] = UINT32_MAX;
 }
