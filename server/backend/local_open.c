@@ -111,9 +111,20 @@ static void layout_durable(struct backend_op *op)
     loop_list(op->backend->loop, &op->io, op->path[1], &opening_of(op)->names);
 }
 
+/* A folder above that somebody else has made, and that may not be read, is his to make durable. */
+static void above_durable(struct backend_op *op)
+{
+    if (local_op(op)->status == -EACCES && !opening_of(op)->folder_is_new) {
+        local_op(op)->status = 0;
+        op->err = (struct err){0};
+    }
+    layout_durable(op);
+}
+
+/* The name of the folder too, every time: who made it may have been killed before it was durable. */
 static void folder_durable(struct backend_op *op)
 {
-    if (local_op(op)->status || !opening_of(op)->folder_is_new) {
+    if (local_op(op)->status) {
         layout_durable(op);
         return;
     }
@@ -123,7 +134,7 @@ static void folder_durable(struct backend_op *op)
         strcpy(op->path[1], ".");
     else
         slash[slash == op->path[1]] = '\0';
-    local_sync_folder(op, layout_durable);
+    local_sync_folder(op, above_durable);
 }
 
 static void objects_made(struct io_op *io)

@@ -346,8 +346,32 @@ static bool changes_disk(const struct io_req *r, int64_t result)
     }
 }
 
+static bool needs_space(const struct io_req *r)
+{
+    return r->code == IO_WRITE || r->code == IO_ALLOCATE || r->code == IO_LINK || r->code == IO_MKDIR ||
+           (r->code == IO_OPEN && r->flags & O_CREAT);
+}
+
+/* The one operation that is to fail does. A close gives the descriptor back all the same. */
+static bool fails_here(struct sim *s, struct sim_node *n, const struct io_req *r)
+{
+    struct sim_faults *f = &s->options.faults;
+    struct sim_fd *fd;
+    if (s->operations != f->fail_at || r->code == IO_CLOSE || (f->fail_errno == ENOSPC && !needs_space(r)))
+        return false;
+    s->struck.fail_at++;
+    if ((r->code == IO_FSYNC || r->code == IO_FDATASYNC) && (fd = sim_fd_get(s, n, r->fd)) && fd->inode) {
+        s->struck.sync_error++;
+        disk_break_sync(fd);
+    }
+    return true;
+}
+
 static int64_t perform_counted(struct sim *s, struct sim_node *n, struct io_req *r)
 {
+    s->operations++;
+    if (fails_here(s, n, r))
+        return -(int64_t)s->options.faults.fail_errno;
     int64_t result = perform(s, n, r);
     n->changes += changes_disk(r, result);
     return result;
@@ -666,6 +690,11 @@ void sim_crash(struct sim *s, unsigned node)
             sim_fd_free(s, s->fds[i]);
     disk_crash(n->disk);
     n->crashes++;
+}
+
+uint64_t sim_operations(const struct sim *s)
+{
+    return s->operations;
 }
 
 uint64_t sim_changes(struct sim *s, unsigned node)

@@ -25,6 +25,9 @@ struct sim_faults {
     bool lose_unsynced; /* at a crash: any subset of unsynced blocks of 512 bytes, and of folder entries, is
                            lost */
     uint32_t lose_way;  /* which subset; not a chance */
+    /* The disk operation of that number (from 1, of all nodes; opens, lists and stats count too) fails with
+     * -fail_errno and changes nothing; 0: none. Not a chance. ENOSPC is only for those that need space. */
+    uint32_t fail_at, fail_errno;
 };
 
 /* Ways of losing. What is not durable counts in units: sectors of 512 bytes, lengths, folder entries. From
@@ -61,6 +64,7 @@ uint64_t sim_now_ms(const struct sim *s);
 void sim_crash(struct sim *s, unsigned node);
 /* Changes that the node's disk has seen (writes, syncs, lengths, names), and how many units would be lost at
  * most if it crashed now. */
+uint64_t sim_operations(const struct sim *s); /* of all disks, so far */
 uint64_t sim_changes(struct sim *s, unsigned node);
 uint64_t sim_unsynced(struct sim *s, unsigned node);
 /* The folder tree of a node's disk, for tests: reads a file as it would be found after a clean stop, or now.

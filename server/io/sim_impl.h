@@ -42,6 +42,7 @@ struct sim {
     struct sim_faults struck;    /* counts */
     uint64_t random, random_ids; /* states */
     uint64_t now_us, serial;
+    uint64_t operations; /* of disks */
     struct sim_event *heap;
     size_t event_count, event_room;
     struct sim_node **nodes;

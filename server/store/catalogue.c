@@ -219,9 +219,17 @@ void run_forget(struct run *r)
 bool task_run_by_id(struct task *t, const struct id *id)
 {
     struct run *r = run_by_id(t->tenant, id);
+    const struct damage *d = r ? NULL : damage_of_some_run(t->tenant, t->s);
     char hex[2 * ID_BYTES + 1];
     if (r)
         run_hold(t, r);
+    else if (d)
+        task_fail(t, d->why.class,
+                  "no run or dataset with id %s is known, and the record of one could not be read when the "
+                  "server started "
+                  "(%s: %s): it may be that one; put the file back from a copy of the store and start "
+                  "larderd again",
+                  id_text(id, hex), d->name, d->why.text);
     else
         task_fail(t, ERR_NOT_FOUND, "tenant %s has no run or dataset with id %s; open it by its name again",
                   t->tenant->record.name, id_text(id, hex));

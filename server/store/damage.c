@@ -57,6 +57,18 @@ const struct damage *damage_of_commit(const struct store *s, const struct run *r
     return best;
 }
 
+const struct damage *damage_of_some_run(const struct tenant *t, const struct store *s)
+{
+    char begin[OBJECT_NAME_BYTES];
+    int n = snprintf(begin, sizeof begin, "t/%s/n/", t->record.name);
+    list_for_each (it, &s->damages) {
+        const struct damage *d = container_of(it, struct damage, link);
+        if (!d->gone && strncmp(d->name, begin, (size_t)n) == 0)
+            return d;
+    }
+    return NULL;
+}
+
 const struct damage *damage_of_run(const struct tenant *t, const struct store *s, unsigned kind,
                                    struct slice name)
 {

@@ -256,6 +256,8 @@ const struct damage *damage_of_commit(const struct store *s, const struct run *r
 /* The record of a run that cannot be read; NULL: it can, or there is none. */
 const struct damage *damage_of_run(const struct tenant *t, const struct store *s, unsigned kind,
                                    struct slice name);
+/* One of the tenant's; NULL: all can be read, so that what is not known is not there. */
+const struct damage *damage_of_some_run(const struct tenant *t, const struct store *s);
 void store_turn_soon(struct store *s);
 
 /* Names of objects. */

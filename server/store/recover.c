@@ -199,10 +199,27 @@ static void slot_read(struct slot *t)
     backend_read(t->r->s->o.backend, slot_op(t, slot_has_read), t->name, t->again, 0, t->p, n);
 }
 
+/* A disk may fail to answer once. True: the object is to be looked at again from the begin. */
+static bool once_more(struct slot *t, const struct backend_op *op)
+{
+    if (op->result >= 0 || t->again)
+        return false;
+    t->again = true;
+    free(t->p);
+    t->p = NULL;
+    return true;
+}
+
+static bool read_record(struct slot *t, slot_decode *decode);
+
 static void slot_has_size(struct backend_op *op)
 {
     struct slot *t = slot_of(op);
     struct err why = op->err;
+    if (once_more(t, op)) {
+        read_record(t, t->decode);
+        return;
+    }
     if (op->result >= 0 && (t->bytes == 0 || t->bytes > COMMIT_BYTES_MAX))
         err_set(&why, ERR_CORRUPT, "%" PRIu64 " bytes; a record has 1 to %u", t->bytes, COMMIT_BYTES_MAX);
     else if (op->result >= 0 && !(t->p = aligned_alloc(BLOCK_BYTES, (size_t)block_align(t->bytes))))
@@ -307,11 +324,17 @@ static void loose_found(struct slot *t, const struct segment_trailer *trailer, s
     g->suspect = r->run->unreadable > 0 || !attempt_find(r->run, &g->attempt);
 }
 
+static void segment_look(struct slot *t);
+
 static void trailer_read(struct backend_op *op)
 {
     struct slot *t = slot_of(op);
     struct segment_trailer trailer;
     struct err why = op->err;
+    if (once_more(t, op)) {
+        segment_look(t);
+        return;
+    }
     if (op->result >= 0 && op->result < BLOCK_BYTES)
         err_set(&why, ERR_CORRUPT, "the trailer is cut short");
     if (why.class == ERR_NONE && segment_trailer_decode(t->p, &trailer, &why) == 0) {
@@ -332,6 +355,10 @@ static void header_read(struct backend_op *op)
 {
     struct slot *t = slot_of(op);
     struct err why = op->err;
+    if (once_more(t, op)) {
+        segment_look(t);
+        return;
+    }
     char hex[2 * ID_BYTES + 1], *base = strrchr(t->name, '/');
     if (op->result >= 0 && op->result < BLOCK_BYTES)
         err_set(&why, ERR_CORRUPT, "the header is cut short");
@@ -353,6 +380,10 @@ static void segment_has_size(struct backend_op *op)
     struct slot *t = slot_of(op);
     struct err why = op->err;
     struct segment *g = t->segment;
+    if (once_more(t, op)) {
+        segment_look(t);
+        return;
+    }
     if (op->result >= 0 && g) {
         if (t->bytes == g->file_bytes)
             segment_stored(g, t->bytes);
@@ -372,6 +403,11 @@ static void segment_has_size(struct backend_op *op)
         backend_read(t->r->s->o.backend, slot_op(t, header_read), t->name, false, 0, t->p, BLOCK_BYTES);
 }
 
+static void segment_look(struct slot *t)
+{
+    backend_stat(t->r->s->o.backend, slot_op(t, segment_has_size), t->name, &t->bytes);
+}
+
 static bool each_segment(struct slot *t, const char *component)
 {
     struct id id;
@@ -383,7 +419,7 @@ static bool each_segment(struct slot *t, const char *component)
         return false; /* reported by each_record */
     store_segment_name(r->tenant->record.name, &r->run->record.run_id, &id, t->name);
     t->segment = segment_find(r->tenant, &id);
-    backend_stat(r->s->o.backend, slot_op(t, segment_has_size), t->name, &t->bytes);
+    segment_look(t);
     return true;
 }
 

@@ -22,12 +22,12 @@
 #include "tests/sim/images.h"
 #include "tests/sim/world.h"
 
-#define WORKERS_MAX    64
-#define SEED_SECONDS   120  /* of one world; they take a hundredth */
-#define IMAGES_SECONDS 3600 /* of all images of one */
-#define SHRINK_TRIES   120
-#define TRACED_EVERY   50 /* of so many seeds one is played twice, and the traces compared */
-#define FAILURES_SHOWN 10
+#define WORKERS_MAX       64
+#define SEED_SECONDS      120  /* of one world; they take a hundredth */
+#define HISTORIES_SECONDS 3600 /* of all histories of one */
+#define SHRINK_TRIES      120
+#define TRACED_EVERY      50 /* of so many seeds one is played twice, and the traces compared */
+#define FAILURES_SHOWN    10
 
 /* What a worker process shares with the one that watches it. */
 struct worker {
@@ -43,14 +43,15 @@ struct worker {
 /* Given by hand, for every seed. */
 static const char *sets[KNOBS];
 static unsigned set_count;
-/* Crash replay instead, and how many images of a seed. */
-static bool images;
-static uint64_t images_most;
+/* Instead of what the seed draws: one thing that goes wrong, in as many histories of a seed as it takes, or
+ * at most. */
+static void (*one_thing)(const struct plan *p, uint64_t most, struct tally *sum);
+static uint64_t most;
 
 static void plan_of(struct plan *p, uint64_t seed)
 {
     plan_draw(p, seed);
-    if (images)
+    if (one_thing)
         images_calm(p);
     for (unsigned i = 0; i < set_count; i++)
         check(plan_set(p, sets[i]));
@@ -109,10 +110,10 @@ static void work(struct worker *k)
         k->seed = k->next;
         k->next += k->step;
         k->busy = true;
-        alarm(images ? IMAGES_SECONDS : SEED_SECONDS);
+        alarm(one_thing ? HISTORIES_SECONDS : SEED_SECONDS);
         plan_of(&p, k->seed);
-        if (images) {
-            images_play(&p, images_most, &k->tally);
+        if (one_thing) {
+            one_thing(&p, most, &k->tally);
         } else {
             play(&p, &k->tally);
             if (k->seed % TRACED_EVERY == 0) {
@@ -209,8 +210,8 @@ static void report(const char *program, uint64_t seed, const char *text)
     plan_of(&p, seed);
     plan_print(&p, how, sizeof how);
     printf("seed %llu failed: %s\n  alone: %s --seed %llu%s --trace%s\n", (unsigned long long)seed, text,
-           program, (unsigned long long)seed, how, images ? ", with crash-at and crash-way as above" : "");
-    if (images)
+           program, (unsigned long long)seed, how, one_thing ? ", with what is set above" : "");
+    if (one_thing)
         return;
     shrink(&p, smallest, sizeof smallest);
     plan_print(&p, how, sizeof how);
@@ -299,11 +300,11 @@ static int summary(const struct campaign *c)
            "commits %llu, restores %llu, prunes %llu; server: starts %llu, crashes %llu, stops %llu; ranks "
            "killed %llu, "
            "attempts left running %llu; faults: cuts %llu, read %llu, write %llu, sync %llu, no space %llu, "
-           "short %llu; key rotations %llu, crash images %llu: %llu passed, %llu failed\n",
+           "short %llu; key rotations %llu, crash images %llu, fault sites %llu: %llu passed, %llu failed\n",
            N(seeds + c->failed), N(c->from), N(traced), N(t.events), N(t.answers), N(t.errors), N(t.commits),
            N(t.restores), N(t.prunes), N(t.starts), N(t.crashes), N(t.stops), N(t.kills), N(t.zombies),
            N(t.cuts), N(t.read_errors), N(t.write_errors), N(t.sync_errors), N(t.no_space), N(t.shorts),
-           N(t.rotations), N(t.images), N(images ? t.images : seeds), N(c->failed));
+           N(t.rotations), N(t.images), N(t.sites), N(one_thing ? t.images + t.sites : seeds), N(c->failed));
 #undef N
     return c->failed ? 1 : 0;
 }
@@ -325,7 +326,8 @@ static int campaign(struct campaign *c, unsigned jobs)
 static int usage(const char *program)
 {
     fprintf(stderr,
-            "usage: %s [--images N] [--from SEED] [--seeds N] [--seconds N] [--jobs N] [--stop] [--set "
+            "usage: %s [--images N | --sites N] [--from SEED] [--seeds N] [--seconds N] [--jobs N] [--stop] "
+            "[--set "
             "KNOB=VALUE ...]\n"
             "       %s --seed SEED [--set KNOB=VALUE ...] [--trace]\nknobs:",
             program, program);
@@ -360,8 +362,11 @@ int main(int argc, char **argv)
         } else if (strcmp(argv[i], "--seeds") == 0) {
             c.seeds = strtoull(value, NULL, 10);
         } else if (strcmp(argv[i], "--images") == 0) {
-            images = true;
-            images_most = strtoull(value, NULL, 10);
+            one_thing = images_play;
+            most = strtoull(value, NULL, 10);
+        } else if (strcmp(argv[i], "--sites") == 0) {
+            one_thing = sites_play;
+            most = strtoull(value, NULL, 10);
         } else if (strcmp(argv[i], "--seconds") == 0) {
             c.seconds = strtoull(value, NULL, 10);
         } else if (strcmp(argv[i], "--jobs") == 0) {

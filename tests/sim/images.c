@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/sim/images.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,6 +11,7 @@
 static struct {
     uint32_t *units;
     uint64_t count, room;
+    uint64_t operations; /* of the disk */
 } seen;
 
 void images_calm(struct plan *p)
@@ -35,6 +37,7 @@ static void note_change(struct world *w)
     while (seen.count < w->changes) /* an event may bring several */
         seen.units[seen.count++] = 0;
     seen.units[seen.count++] = (uint32_t)sim_unsynced(w->sim, 0);
+    seen.operations = sim_operations(w->sim);
 }
 
 static uint64_t ways_of(uint64_t units)
@@ -79,4 +82,23 @@ void images_play(const struct plan *p, uint64_t most, struct tally *sum)
             tally_add(sum, &w.tally);
             sum->images++;
         }
+}
+
+void sites_play(const struct plan *p, uint64_t most, struct tally *sum)
+{
+    static struct world w;
+    static const int numbers[] = {EIO, ENOSPC};
+    struct plan one = *p;
+    one.knob[KNOB_CRASH_AT] = 0;
+    one.knob[KNOB_FAIL_AT] = UINT32_MAX;
+    one.knob[KNOB_STOPS] = 1;
+    seen.count = 0;
+    world_play(&w, &one, &(struct watching){.changed = note_change});
+    uint64_t operations = seen.operations, every = most ? operations * 2 / most + 1 : 1;
+    for (uint64_t i = 0; i < 2 * operations; i += every) {
+        one.knob[KNOB_FAIL_AT] = (uint32_t)(i / 2 + 1);
+        one.knob[KNOB_FAIL_ERRNO] = (uint32_t)numbers[i % 2];
+        world_play(&w, &one, NULL);
+        tally_add(sum, &w.tally);
+    }
 }

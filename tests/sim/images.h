@@ -17,4 +17,9 @@ void images_calm(struct plan *p);
  * ways: all is lost, nothing, any by chance, one unit alone is kept or lost. Does not return if one fails. */
 void images_play(const struct plan *p, uint64_t most, struct tally *sum);
 
+/* Fault sites: every disk operation of the plan fails once with EIO, those that need space once with ENOSPC,
+ * each in a history of its own; the server's first start and one in good order are part of it. Does not
+ * return if one ends badly. */
+void sites_play(const struct plan *p, uint64_t most, struct tally *sum);
+
 #endif

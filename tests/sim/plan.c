@@ -36,6 +36,8 @@ static const struct range ranges[KNOBS] = {
     [KNOB_OPERATOR] = {"operator", 0, 0, 1, false},
     [KNOB_DATASET] = {"dataset", 0, 0, 1, false},
     [KNOB_LOOPS] = {"loops", 1, 1, 2, false},
+    [KNOB_FAIL_AT] = {"fail-at", 0, 0, 0, false},
+    [KNOB_FAIL_ERRNO] = {"fail-errno", 0, 0, 0, false},
     [KNOB_CRASH_AT] = {"crash-at", 0, 0, 0, false},
     [KNOB_CRASH_WAY] = {"crash-way", 0, 0, 0, false},
 };

@@ -37,7 +37,10 @@ enum knob {
     KNOB_OPERATOR,
     KNOB_DATASET, /* whether the second job imports into a dataset */
     KNOB_LOOPS,   /* of the server */
-    /* The power fails at one moment, in one way; never drawn. */
+    /* One thing goes wrong, at one moment; never drawn. */
+    KNOB_FAIL_AT,    /* number of the operation of the server's disk that fails; 0: none */
+    KNOB_FAIL_ERRNO, /* how */
+    /* The power fails, in one way. */
     KNOB_CRASH_AT,  /* number of the change of the server's disk after which; 0: not so */
     KNOB_CRASH_WAY, /* SIM_LOSE_... of server/io/sim.h */
     KNOBS

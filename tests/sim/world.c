@@ -14,6 +14,9 @@
 #define CALM_EVENTS_MAX   3000000u
 #define AUDIT_EVENTS_MAX  1000000u
 
+#define STOP_AFTER_CHANGES \
+    120u /* where one thing goes wrong: with something in the store, before the jobs end */
+
 char *world_fail_text;
 size_t world_fail_size;
 
@@ -22,9 +25,13 @@ void world_fail(struct world *w, const char *fmt, ...)
     char text[1024] = "";
     int n = 0;
     va_list ap;
-    if (w->plan.knob[KNOB_CRASH_AT])
-        n = snprintf(text, sizeof text, "--set crash-at=%u --set crash-way=%u: ", w->plan.knob[KNOB_CRASH_AT],
-                     w->plan.knob[KNOB_CRASH_WAY]);
+    const uint32_t *k = w->plan.knob;
+    if (k[KNOB_CRASH_AT])
+        n = snprintf(text, sizeof text, "--set crash-at=%u --set crash-way=%u: ", k[KNOB_CRASH_AT],
+                     k[KNOB_CRASH_WAY]);
+    else if (k[KNOB_FAIL_AT])
+        n = snprintf(text, sizeof text, "--set fail-at=%u --set fail-errno=%u: ", k[KNOB_FAIL_AT],
+                     k[KNOB_FAIL_ERRNO]);
     va_start(ap, fmt);
     vsnprintf(text + n, sizeof text - (size_t)n, fmt, ap);
     va_end(ap);
@@ -140,13 +147,21 @@ static bool at_rest(struct world *w)
 
 /* ---- the faulty time ---- */
 
+/* A world in which one thing of the server's machine goes wrong, and where just that is said by the plan. */
+static bool one_thing(const struct world *w)
+{
+    return w->plan.knob[KNOB_CRASH_AT] || w->plan.knob[KNOB_FAIL_AT];
+}
+
 void world_faults(struct world *w)
 {
     const uint32_t *k = w->plan.knob;
     struct sim_faults f = {.lose_unsynced = k[KNOB_LOSE] != 0,
                            .lose_way = w->crash_way,
+                           .fail_at = w->faulty ? k[KNOB_FAIL_AT] : 0,
+                           .fail_errno = k[KNOB_FAIL_ERRNO],
                            .stall_ms_max = w->faulty ? k[KNOB_STALL] : 0};
-    if (w->faulty && !k[KNOB_CRASH_AT])
+    if (w->faulty && !one_thing(w))
         f = (struct sim_faults){.read_error = server_up(w) || k[KNOB_BAD_START] ? k[KNOB_READ_ERROR] : 0,
                                 .write_error = k[KNOB_WRITE_ERROR],
                                 .write_no_space = k[KNOB_NO_SPACE],
@@ -192,26 +207,29 @@ static void faulty_time(struct world *w)
     world_faults(w);
 }
 
-/* ---- one crash ---- */
+/* ---- the time of one thing ---- */
 
 static bool change_has_come(struct world *w)
 {
     return jobs_done(w) || sim_changes(w->sim, 0) > w->changes;
 }
 
-static void time_to_one_crash(struct world *w)
+static void time_of_one_thing(struct world *w)
 {
+    uint32_t stops = w->plan.knob[KNOB_STOPS], crash_at = w->plan.knob[KNOB_CRASH_AT];
     uint64_t events = 0;
     bool crashed = false;
-    w->faulty = true;
-    world_faults(w);
     while (!crashed && !jobs_done(w) && events < CALM_EVENTS_MAX) {
         w->changes = sim_changes(w->sim, 0);
         events += run_until(w, change_has_come, CALM_EVENTS_MAX);
         w->changes = sim_changes(w->sim, 0);
         if (w->watching.changed)
             w->watching.changed(w);
-        crashed = !jobs_done(w) && w->changes >= w->plan.knob[KNOB_CRASH_AT];
+        crashed = !jobs_done(w) && crash_at && w->changes >= crash_at;
+        if (stops && w->changes >= STOP_AFTER_CHANGES) {
+            stops--;
+            server_stop_well(w);
+        }
     }
     w->faulty = false;
     if (crashed) {
@@ -345,6 +363,7 @@ static void world_destroy(struct world *w)
     w->tally.sync_errors = f->sync_error;
     w->tally.no_space = f->write_no_space;
     w->tally.shorts = f->short_transfer;
+    w->tally.sites = f->fail_at;
     model_free(&w->model);
     loop_destroy(w->clients);
     sim_destroy(w->sim);
@@ -353,12 +372,13 @@ static void world_destroy(struct world *w)
 void world_play(struct world *w, const struct plan *plan, const struct watching *watching)
 {
     world_create(w, plan, watching);
+    w->faulty = one_thing(w);
     server_begin(w);
     if (run_until(w, is_up, AUDIT_EVENTS_MAX) >= AUDIT_EVENTS_MAX)
         world_fail(w, "the first start does not end");
     people_come(w);
-    if (w->plan.knob[KNOB_CRASH_AT])
-        time_to_one_crash(w);
+    if (one_thing(w))
+        time_of_one_thing(w);
     else
         faulty_time(w);
     calm_time(w);

@@ -15,7 +15,7 @@
 /* What a seed reached; all 64 bits wide, so that they can be added up. */
 struct tally {
     uint64_t events, answers, errors, commits, restores, prunes, starts, crashes, stops, kills, zombies,
-        rotations, images;
+        rotations, images, sites;
     uint64_t cuts, read_errors, write_errors, no_space, sync_errors, shorts;
 };
 
@@ -33,7 +33,7 @@ struct job {
 
 struct watching {
     bool trace, print; /* hash what happens; and print it */
-    /* After changes of the server's disk, of a plan with KNOB_CRASH_AT; may be NULL. */
+    /* After changes of the server's disk, of a plan in which one thing goes wrong; may be NULL. */
     void (*changed)(struct world *w);
 };
 
