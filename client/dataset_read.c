@@ -41,7 +41,7 @@ static int request_encode(const struct ranged_read *r, struct buf *out, struct e
     if (rc == 0) {
         /* Memory for every byte is there already, so all of them may be sent at once. */
         struct msg_read m = {.source = (uint8_t)r->source,
-                             .class = 2,
+                             .class = r->past_lane ? 2 | READ_ANEW : 2,
                              .scope = r->scope,
                              .credit = total,
                              .count = count,

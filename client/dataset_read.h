@@ -28,7 +28,7 @@ struct ranged_read {
     struct conn *conn;
     enum read_source source;
     struct id scope;
-    bool past_lane;      /* over TLS: for what came damaged by the bulk lane */
+    bool past_lane;      /* over TLS and past the server's memory: for what came damaged */
     uint32_t timeout_ms; /* between two frames; 0: the connection's */
     struct read_piece *pieces;
     uint32_t count;                                             /* 1 .. READ_RANGES_MAX */

@@ -33,7 +33,8 @@ void part_scratch_free(struct part_scratch *s);
 must_check int part_decode(const struct part *p, struct part_scratch *s, uint32_t number, void *stored,
                            void *out, struct err *e);
 
-/* As in msg_read. PART_AGAIN: as PART_RESTORE, but past the bulk lane: for what came damaged by it. */
+/* As in msg_read. PART_AGAIN: as PART_RESTORE, but past the bulk lane and the server's memory: for what came
+ * damaged. */
 enum part_class { PART_RESTORE = 1, PART_FEED = 2, PART_AGAIN = 3 };
 /* Fetches stored chunks (by number, ascending; neighbours are coalesced into one range) of one part: calls
  * `chunk` in order, on the connection's thread, with memory that is valid only during the call (copy it, or

@@ -6,6 +6,7 @@
  */
 #include <stdlib.h>
 
+#include "server/session/extents.h"
 #include "server/session/session.h"
 
 #define COPIED_BYTES_MAX 16384u /* a tail this small is copied behind its header */
@@ -13,7 +14,8 @@
 /* One piece of memory on its way out. */
 struct departure {
     struct list link;
-    uint8_t *memory;
+    uint8_t *memory; /* of malloc, or NULL: the extent's */
+    struct extent *extent;
     struct slice bytes;
 };
 
@@ -33,20 +35,19 @@ static void drop(struct session *s, struct list *departures)
     struct list *it;
     while ((it = list_pop(departures))) {
         struct departure *d = container_of(it, struct departure, link);
-        buffer_give(s->w, d->memory);
+        free(d->memory);
+        extent_put(s->w->server->extents, d->extent);
         free(d);
     }
 }
 
-/* Takes the memory over in any case: a buffer, or of malloc. */
-static bool enqueue(struct session *s, struct slice bytes, uint8_t *memory)
+/* Takes memory or extent over if it can. */
+static bool enqueue(struct session *s, struct slice bytes, uint8_t *memory, struct extent *x)
 {
     struct departure *d = malloc(sizeof *d);
-    if (!d) {
-        buffer_give(s->w, memory);
+    if (!d)
         return false;
-    }
-    *d = (struct departure){.memory = memory, .bytes = bytes};
+    *d = (struct departure){.memory = memory, .extent = x, .bytes = bytes};
     list_add_tail(&s->queued, &d->link);
     s->queued_bytes += bytes.n;
     return true;
@@ -57,10 +58,13 @@ static bool enqueue_channel(struct session *s)
 {
     size_t n;
     uint8_t *p = channel_output_take(s->channel, &n);
-    return !p || enqueue(s, SLICE(p, n), p);
+    if (!p || enqueue(s, SLICE(p, n), p, NULL))
+        return true;
+    free(p);
+    return false;
 }
 
-int output_sealed(struct session *s, const struct frame_header *h, struct slice tail, uint8_t *memory,
+int output_extent(struct session *s, const struct frame_header *h, struct slice tail, struct extent *x,
                   struct err *e)
 {
     int rc;
@@ -73,12 +77,12 @@ int output_sealed(struct session *s, const struct frame_header *h, struct slice 
         rc = err_set(e, ERR_NO_MEMORY, "no memory for output");
     if (rc < 0)
         goto out;
-    bool queued = enqueue(s, tail, memory);
-    memory = NULL;
-    if (!queued)
+    if (enqueue(s, tail, NULL, x))
+        x = NULL;
+    else
         rc = err_set(e, ERR_NO_MEMORY, "no memory for output");
 out:
-    buffer_give(s->w, memory);
+    extent_put(s->w->server->extents, x);
     return rc;
 }
 

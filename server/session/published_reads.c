@@ -99,6 +99,11 @@ static uint32_t shard_number(const struct id *object)
     return le32_get(object->bytes);
 }
 
+static const struct pubshard *shard_of(const struct piece *p)
+{
+    return &p->stream->version->shards[shard_number(&p->object)];
+}
+
 static void range_done(struct io_op *op);
 
 static void range_close(struct piece *p)
@@ -110,35 +115,30 @@ static void range_close(struct piece *p)
 static void range_opened(struct piece *p)
 {
     const struct pubversion *v = p->stream->version;
+    struct extent *x = p->wait.extent;
     struct io_op *op = &p->io;
     if (op->result < 0) {
-        err_sys(&p->err, (int)-op->result, "shard %s of %s", v->shards[shard_number(&p->object)].name,
-                v->dir->name);
-        piece_done(p);
+        err_sys(&x->err, (int)-op->result, "shard %s of %s", shard_of(p)->name, v->dir->name);
+        piece_read(p, 0);
         return;
     }
     p->fd = (int)op->result;
     p->stage = 1;
-    loop_read(p->stream->r.s->w->loop, op, p->fd, p->memory, p->extent_bytes, p->offset);
+    loop_read(p->stream->r.s->w->loop, op, p->fd, x->memory, x->room, x->begin);
 }
 
 static void range_read(struct piece *p)
 {
     const struct pubversion *v = p->stream->version;
-    const struct pubshard *shard = &v->shards[shard_number(&p->object)];
+    struct extent *x = p->wait.extent;
     int64_t got = p->io.result;
-    if (got < 0)
-        err_sys(&p->err, (int)-got, "reading shard %s of %s at byte %" PRIu64, shard->name, v->dir->name,
-                p->offset);
-    else if (got < p->extent_bytes)
-        err_set(&p->err, ERR_MISMATCH,
-                "shard %s of %s ends at byte %" PRIu64 ", it had %" PRIu64
-                " when it was opened; open the dataset again",
-                shard->name, v->dir->name, p->offset + (uint64_t)got, shard->bytes);
-    if (p->err.class != ERR_NONE) {
+    if (got < 0) {
+        err_sys(&x->err, (int)-got, "reading shard %s of %s at byte %" PRIu64, shard_of(p)->name,
+                v->dir->name, x->begin);
         range_close(p);
         return;
     }
+    p->got_bytes = (uint32_t)got;
     p->stage = 2;
     loop_stat(p->stream->r.s->w->loop, &p->io, p->path, &p->stat);
 }
@@ -146,12 +146,12 @@ static void range_read(struct piece *p)
 static void range_checked(struct piece *p)
 {
     const struct pubversion *v = p->stream->version;
-    uint32_t shard = shard_number(&p->object);
+    struct extent *x = p->wait.extent;
     if (p->io.result < 0)
-        err_sys(&p->err, (int)-p->io.result, "shard %s of %s is no longer what it was", v->shards[shard].name,
+        err_sys(&x->err, (int)-p->io.result, "shard %s of %s is no longer what it was", shard_of(p)->name,
                 v->dir->name);
-    else if (pubshard_same(v, shard, &p->stat, &p->err) == 0)
-        piece_gather(p, p->memory);
+    else if (pubshard_same(v, shard_number(&p->object), &p->stat, &x->err) < 0)
+        check(x->err.class != ERR_NONE);
     range_close(p);
 }
 
@@ -162,17 +162,35 @@ static void range_done(struct io_op *op)
     case 0: range_opened(p); break;
     case 1: range_read(p); break;
     case 2: range_checked(p); break;
-    default: piece_done(p);
+    default: piece_read(p, p->wait.extent->err.class == ERR_NONE ? p->got_bytes : 0);
     }
+}
+
+/* Of the version: pieces of another one that the same file belongs to do not join. */
+static void range_key(struct piece *p)
+{
+    const struct pubversion *v = p->stream->version;
+    uint32_t shard = shard_number(&p->object);
+    bool fits = pubshard_path(v, shard, p->path, sizeof p->path);
+    check(fits);
+    p->key = v->id;
+    le64_put(p->key.bytes, le64_get(v->id.bytes) + shard);
 }
 
 static void range_begin(struct piece *p)
 {
-    bool fits = pubshard_path(p->stream->version, shard_number(&p->object), p->path, sizeof p->path);
-    check(fits);
     p->stage = 0;
     p->io.done = range_done;
     loop_open(p->stream->r.s->w->loop, &p->io, p->path, O_RDONLY | O_CLOEXEC, 0);
+}
+
+static void range_ends(struct piece *p, uint64_t end)
+{
+    const struct pubshard *shard = shard_of(p);
+    err_set(&p->err, ERR_MISMATCH,
+            "shard %s of %s ends at byte %" PRIu64 ", it had %" PRIu64
+            " when it was opened; open the dataset again",
+            shard->name, p->stream->version->dir->name, end, shard->bytes);
 }
 
 static void version_end(struct stream *st)
@@ -180,8 +198,11 @@ static void version_end(struct stream *st)
     pubversion_unref(st->r.s->w->published, st->version);
 }
 
-static const struct stream_source range_source = {
-    .next = stream_next_ranges, .read = range_begin, .end = version_end};
+static const struct stream_source range_source = {.next = stream_next_ranges,
+                                                  .key = range_key,
+                                                  .read = range_begin,
+                                                  .ends = range_ends,
+                                                  .end = version_end};
 
 static int check_ranges(const struct stream *st, const struct pubversion *v, struct err *e)
 {

@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "format/base/hash.h"
 #include "server/session/published.h"
 #include "server/session/stream.h"
 
@@ -60,11 +61,16 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+static uint64_t border_behind(uint64_t offset)
+{
+    return (offset / PIECE_BYTES + 1) * PIECE_BYTES;
+}
+
 /* Adds up to max_bytes of the current range to the piece. */
 static void add_part(struct stream *st, struct piece *p, uint64_t max_bytes)
 {
     uint32_t skip = (uint32_t)(st->offset - p->offset);
-    uint32_t bytes = (uint32_t)least(least(st->left_bytes, max_bytes), PIECE_BYTES - skip);
+    uint32_t bytes = (uint32_t)least(least(st->left_bytes, max_bytes), border_behind(p->offset) - st->offset);
     p->parts[p->part_count].skip = skip;
     p->parts[p->part_count].bytes = bytes;
     p->part_count++;
@@ -82,7 +88,7 @@ static bool joins(const struct stream *st, const struct piece *p)
     return !st->all_begun && p->part_count < PIECE_PARTS_MAX && id_equal(&st->object, &p->object) &&
            st->offset >= p->offset + p->extent_bytes &&
            st->offset - (p->offset + p->extent_bytes) <= PIECE_GAP_BYTES &&
-           st->offset - p->offset < PIECE_BYTES;
+           st->offset < border_behind(p->offset);
 }
 
 void stream_next_ranges(struct stream *st, uint64_t max_bytes, struct piece *p)
@@ -96,49 +102,55 @@ void stream_next_ranges(struct stream *st, uint64_t max_bytes, struct piece *p)
 
 /* Segments. */
 
-static void segment_error(struct piece *p)
+static void segment_error(struct piece *p, struct err *e)
 {
     char object[2 * ID_BYTES + 1], run[2 * ID_BYTES + 1];
     hex_encode(p->object.bytes, ID_BYTES, object);
     hex_encode(p->stream->scope.bytes, ID_BYTES, run);
     if (p->op.err.class == ERR_NOT_FOUND || p->op.result == -ENOENT)
-        err_set(&p->err, ERR_NOT_FOUND,
-                "there is no segment %s in run %s (removed, never sealed, or not yours)", object, run);
+        err_set(e, ERR_NOT_FOUND, "there is no segment %s in run %s (removed, never sealed, or not yours)",
+                object, run);
     else if (p->op.err.class != ERR_NONE)
-        p->err = p->op.err;
+        *e = p->op.err;
     else
-        err_sys(&p->err, (int)-p->op.result, "reading segment %s at byte %" PRIu64, object, p->offset);
+        err_sys(e, (int)-p->op.result, "reading segment %s at byte %" PRIu64, object, p->offset);
+}
+
+static void segment_ends(struct piece *p, uint64_t end)
+{
+    char object[2 * ID_BYTES + 1];
+    hex_encode(p->object.bytes, ID_BYTES, object);
+    err_set(&p->err, ERR_CORRUPT,
+            "segment %s ends at byte %" PRIu64 ", but bytes %" PRIu64 " to %" PRIu64
+            " were asked for; verify the checkpoint",
+            object, end, p->offset, p->offset + p->extent_bytes);
 }
 
 static void segment_read_done(struct backend_op *op)
 {
     struct piece *p = container_of(op, struct piece, op);
-    uint32_t head = (uint32_t)(p->offset % BLOCK_BYTES);
-    if (op->result < 0) {
-        segment_error(p);
-    } else if (op->result < head + (int64_t)p->extent_bytes) {
-        char object[2 * ID_BYTES + 1];
-        hex_encode(p->object.bytes, ID_BYTES, object);
-        err_set(&p->err, ERR_CORRUPT,
-                "segment %s ends at byte %" PRIu64 ", but bytes %" PRIu64 " to %" PRIu64
-                " were asked for; verify the checkpoint",
-                object, p->offset - head + (uint64_t)op->result, p->offset, p->offset + p->extent_bytes);
-    } else {
-        piece_gather(p, p->memory + head);
-    }
-    piece_done(p);
+    if (op->result < 0)
+        segment_error(p, &p->wait.extent->err);
+    piece_read(p, op->result < 0 ? 0 : (uint32_t)op->result);
+}
+
+/* The key is made of the whole name, so that what is another tenant's is never found. */
+static void segment_key(struct piece *p)
+{
+    char name[BACKEND_NAME_BYTES_MAX + 1];
+    uint8_t digest[SHA256_BYTES];
+    store_segment_name(p->stream->r.s->identity.tenant, &p->stream->scope, &p->object, name);
+    check(strlen(name) < sizeof p->path);
+    strcpy(p->path, name);
+    sha256(name, strlen(name), digest);
+    memcpy(p->key.bytes, digest, ID_BYTES);
 }
 
 static void segment_read(struct piece *p)
 {
-    char name[BACKEND_NAME_BYTES_MAX + 1];
-    struct session *s = p->stream->r.s;
-    uint64_t begin = p->offset / BLOCK_BYTES * BLOCK_BYTES;
-    store_segment_name(s->identity.tenant, &p->stream->scope, &p->object, name);
-    check(strlen(name) < sizeof p->path);
-    strcpy(p->path, name);
+    struct extent *x = p->wait.extent;
     p->op.done = segment_read_done;
-    backend_read(s->w->backend, &p->op, p->path, true, begin, p->memory, p->held_bytes);
+    backend_read(p->stream->r.s->w->backend, &p->op, p->path, true, x->begin, x->memory, x->room);
 }
 
 static void segment_end(struct stream *st)
@@ -146,8 +158,12 @@ static void segment_end(struct stream *st)
     (void)st;
 }
 
-static const struct stream_source segment_source = {
-    .next = stream_next_ranges, .read = segment_read, .end = segment_end};
+static const struct stream_source segment_source = {.next = stream_next_ranges,
+                                                    .key = segment_key,
+                                                    .read = segment_read,
+                                                    .ends = segment_ends,
+                                                    .end = segment_end,
+                                                    .keep = true};
 
 static int decode(const struct request *r, struct msg_read *m, struct err *e)
 {
@@ -161,8 +177,11 @@ static int decode(const struct request *r, struct msg_read *m, struct err *e)
     if (m->source != READ_SEGMENT && m->source != READ_PUBLISHED)
         return err_set(e, ERR_INVALID, "read: source %u is not known; 1 is segments, 2 is published",
                        m->source);
-    if (m->class != 1 && m->class != 2)
-        return err_set(e, ERR_INVALID, "read: class %u is not known; 1 is restore, 2 is feed", m->class);
+    if ((m->class & ~READ_ANEW) != 1 && (m->class & ~READ_ANEW) != 2)
+        return err_set(e, ERR_INVALID,
+                       "read: class %u is not known; 1 is restore, 2 is feed, with 128 added the bytes are "
+                       "read anew",
+                       m->class);
     if (r->s->lane && m->source != READ_SEGMENT)
         return err_set(e, ERR_INVALID, "read: a bulk lane carries sealed chunks only; ask for this over TLS");
     return 0;
@@ -179,8 +198,10 @@ void read_handle(struct session *s, const struct op_entry *op, struct frame *f)
         stream_fail(st, &e);
         return;
     }
+    enum sched_class class = (m.class & ~READ_ANEW) == 1 ? CLASS_RESTORE : CLASS_FEED;
+    st->fresh = m.class & READ_ANEW;
     if (m.source == READ_PUBLISHED)
-        published_read(st, m.class == 1 ? CLASS_RESTORE : CLASS_FEED, m.credit);
+        published_read(st, class, m.credit);
     else
-        stream_begin(st, &segment_source, m.class == 1 ? CLASS_RESTORE : CLASS_FEED, true, m.credit);
+        stream_begin(st, &segment_source, class, true, m.credit);
 }

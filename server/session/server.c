@@ -9,6 +9,7 @@
 #include "format/base/log.h"
 #include "format/credentials.h"
 #include "server/obs/metrics.h"
+#include "server/session/extents.h"
 #include "server/session/published.h"
 #include "server/session/session.h"
 
@@ -24,6 +25,7 @@ static const struct server_limits limit_defaults = {
     .session_payload_bytes_max = 64ull << 20,
     .session_read_bytes_max = 8ull << 20,
     .in_flight_bytes_max = 64ull << 20,
+    .read_cache_bytes = 64ull << 20,
     .sample_index_bytes_max = 64ull << 20,
     .handshake_ms = 10 * 1000,
     .deadline_ms = 30 * 1000,
@@ -46,6 +48,7 @@ static struct server_limits limits_of(const struct server_limits *asked)
     DEFAULT(session_payload_bytes_max)
     DEFAULT(session_read_bytes_max)
     DEFAULT(in_flight_bytes_max)
+    DEFAULT(read_cache_bytes)
     DEFAULT(sample_index_bytes_max)
     DEFAULT(handshake_ms)
     DEFAULT(deadline_ms)
@@ -303,9 +306,9 @@ static void server_free(struct server *s)
     for (size_t i = 0; i < s->worker_count; i++) {
         sched_destroy(s->workers[i].sched);
         published_destroy(s->workers[i].published);
-        buffers_free(&s->workers[i]);
         channel_config_unref(s->workers[i].tls);
     }
+    extents_destroy(s->extents);
     lane_table_destroy(s->lanes);
     free(s);
 }
@@ -352,7 +355,7 @@ void server_start(const struct server_options *o, struct server_starting *starti
     s->store_id = stats.store_id;
     s->started_ms = loop_now_ms(o->loops[0].loop);
     s->starting = starting;
-    if (lane_table_create(&s->lanes) < 0) {
+    if (lane_table_create(&s->lanes) < 0 || extents_create(s->limits.read_cache_bytes, &s->extents) < 0) {
         err_set(&starting->err, ERR_NO_MEMORY, "no memory for the server");
         server_free(s);
         fail_start(o, starting);

@@ -7,9 +7,11 @@
  * Memory is bounded by the limits: a session holds at most
  *   RECEIVE_BYTES (socket buffer) + one frame being received
  *   + session_payload_bytes_max (payloads of requests in flight; nothing more is received beyond it)
- *   + session_read_bytes_max (read from disk and not yet sent) + twice OUTPUT_HIGH_BYTES (being sent),
- * times sessions_max (bulk lanes are sessions too). Each loop keeps up to 32 MiB of buffers once they were
- * needed. Disk operations in flight are bounded per loop by in_flight_bytes_max.
+ *   + twice OUTPUT_HIGH_BYTES (being sent) + 1 MiB (being read),
+ * times sessions_max (bulk lanes are sessions too). What was read from disk and is not yet sent lies in
+ * read_cache_bytes, all sessions together, each with up to session_read_bytes_max of it; a session that finds
+ * it full goes on with the 1 MiB of its own. Disk operations in flight are bounded per loop by
+ * in_flight_bytes_max.
  */
 #ifndef LARDER_SERVER_H
 #define LARDER_SERVER_H
@@ -54,6 +56,7 @@ struct server_limits {
     uint64_t session_payload_bytes_max; /* [64 MiB] */
     uint64_t session_read_bytes_max;    /* [8 MiB] */
     uint64_t in_flight_bytes_max;       /* [64 MiB] disk operations of one loop */
+    uint64_t read_cache_bytes;          /* [64 MiB] of all loops; taken at start (extents.h) */
     uint64_t sample_index_bytes_max;    /* [64 MiB] cached sample indexes of published shards, each loop */
     uint32_t handshake_ms;              /* [10 s] from accept to hello */
     uint32_t deadline_ms;               /* [30 s] of requests that name none */

@@ -8,6 +8,7 @@
 
 #include "format/base/log.h"
 #include "server/obs/metrics.h"
+#include "server/session/extents.h"
 
 static void on_recv(struct io_op *op);
 static void on_send(struct io_op *op);
@@ -416,14 +417,14 @@ void session_send(struct session *s, uint16_t opcode, uint32_t flags, uint64_t i
     }
 }
 
-void session_send_sealed(struct session *s, uint16_t opcode, uint32_t flags, uint64_t id, struct slice tail,
-                         uint8_t *memory)
+void session_send_extent(struct session *s, uint16_t opcode, uint32_t flags, uint64_t id, struct slice tail,
+                         struct extent *x)
 {
     struct err e = {0};
     struct frame_header h = {.opcode = opcode, .flags = FRAME_RESPONSE | flags, .request_id = id};
     if (s->state == SESSION_CLOSING || s->broken) {
-        buffer_give(s->w, memory);
-    } else if (output_sealed(s, &h, tail, memory, &e) < 0) {
+        extent_put(s->w->server->extents, x);
+    } else if (output_extent(s, &h, tail, x, &e) < 0) {
         log_info("session=%llu: an answer could not be queued: %s", (unsigned long long)s->number, e.text);
         s->broken = true;
     }
@@ -562,12 +563,12 @@ void request_more(struct request *r, struct slice message, struct slice tail)
         session_send(r->s, r->op->opcode, FRAME_MORE, r->id, message, tail);
 }
 
-void request_sealed(struct request *r, bool last, struct slice tail, uint8_t *memory)
+void request_extent(struct request *r, bool last, struct slice tail, struct extent *x)
 {
     if (last ? answer_once(r, NULL) : !r->answered)
-        session_send_sealed(r->s, r->op->opcode, last ? 0 : FRAME_MORE, r->id, tail, memory);
+        session_send_extent(r->s, r->op->opcode, last ? 0 : FRAME_MORE, r->id, tail, x);
     else
-        buffer_give(r->s->w, memory);
+        extent_put(r->s->w->server->extents, x);
 }
 
 void request_free(struct request *r)

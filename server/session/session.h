@@ -28,11 +28,9 @@
 #define OUTPUT_HIGH_BYTES (1u << 20) /* streams add nothing while more than this waits to be sent */
 #define OUTPUT_STOP_BYTES (4u << 20) /* and no request is taken while more than this does */
 
-/* Buffers of a MiB that a worker keeps for its reads once they were needed: regions of so many. */
-#define BUFFER_REGIONS_MAX    4u
-#define BUFFER_REGION_BUFFERS 8u
-
 struct op_entry;
+struct extent;
+struct extents;
 struct published;
 struct lane_table;
 struct lane_group;
@@ -66,9 +64,6 @@ struct worker {
     struct sched *sched;
     struct loop_timer sched_timer;
     struct published *published;
-    uint8_t *regions[BUFFER_REGIONS_MAX]; /* buffers.c */
-    uint8_t *buffers[BUFFER_REGIONS_MAX * BUFFER_REGION_BUFFERS];
-    unsigned region_count, buffer_count;
     bool stopping, stopped;
     uint64_t stop_finished, stop_failed;
     struct loop_timer stop_timer;
@@ -95,6 +90,7 @@ struct server {
     bool refresh_again;
     _Atomic uint32_t session_count;
     _Atomic uint64_t session_number;
+    struct extents *extents; /* what was read */
     struct lane_table *lanes;
     _Atomic uint32_t lane_messages; /* of lanes.c, under way between loops */
     size_t worker_count;
@@ -159,10 +155,11 @@ size_t session_output_bytes(const struct session *s);
 /* Queues a frame; if that fails the session is closed when it settles, not here. */
 void session_send(struct session *s, uint16_t opcode, uint32_t flags, uint64_t id, struct slice message,
                   struct slice tail);
-/* The same with a tail of sealed chunks, whose memory (buffer_take) is taken over: on a lane it is sent from
- * there. */
-void session_send_sealed(struct session *s, uint16_t opcode, uint32_t flags, uint64_t id, struct slice tail,
-                         uint8_t *memory);
+/* The same with a tail of what was read, within an extent that is taken over: on a lane it is sent from
+ * there.
+ */
+void session_send_extent(struct session *s, uint16_t opcode, uint32_t flags, uint64_t id, struct slice tail,
+                         struct extent *x);
 void session_send_error(struct session *s, uint16_t opcode, uint64_t id, const struct err *e);
 
 /* One request in flight; embedded first in the struct of its kind. */
@@ -192,22 +189,17 @@ struct request *request_begin(struct session *s, const struct op_entry *op, stru
 void request_answer(struct request *r, struct slice message, struct slice tail);
 void request_fail(struct request *r, const struct err *e);
 void request_more(struct request *r, struct slice message, struct slice tail); /* one frame of a stream */
-/* The same, with a tail as in session_send_sealed. last: the answer. */
-void request_sealed(struct request *r, bool last, struct slice tail, uint8_t *memory);
+/* The same, with a tail as in session_send_extent. last: the answer. */
+void request_extent(struct request *r, bool last, struct slice tail, struct extent *x);
 void request_free(struct request *r); /* answered, or its session is closing; nothing is pending */
 struct request *request_find(struct session *s, uint64_t id);
-
-/* buffers.c: memory for reads, on a border of blocks. NULL: no memory */
-uint8_t *buffer_take(struct worker *w, size_t n);
-void buffer_give(struct worker *w, uint8_t *p); /* what buffer_take gave; NULL allowed */
-void buffers_free(struct worker *w);
 
 /* output.c: what leaves a session */
 void output_init(struct session *s);
 size_t output_bytes(const struct session *s);
-/* A frame whose tail is sent from its memory (taken over) where that saves a copy. */
-must_check int output_sealed(struct session *s, const struct frame_header *h, struct slice tail,
-                             uint8_t *memory, struct err *e);
+/* A frame whose tail is sent from its extent (taken over) where that saves a copy. */
+must_check int output_extent(struct session *s, const struct frame_header *h, struct slice tail,
+                             struct extent *x, struct err *e);
 void output_flush(struct session *s); /* begins a send if none is under way */
 void output_sent(struct session *s);  /* it is over */
 void output_free(struct session *s);

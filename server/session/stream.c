@@ -15,8 +15,9 @@ static void piece_free(struct piece *p)
     sched_release(s->w->sched, &p->item);
     list_del(&p->link);
     st->piece_count--;
-    s->read_bytes -= p->held_bytes;
-    buffer_give(s->w, p->memory);
+    if (st->on_disk)
+        s->read_bytes -= p->extent_bytes;
+    extent_put(s->w->server->extents, p->extent);
     free(p);
 }
 
@@ -138,17 +139,9 @@ bool stream_found(struct stream *st)
     return false;
 }
 
-void piece_gather(struct piece *p, uint8_t *extent)
-{
-    uint8_t *to = extent + p->parts[0].skip, *end = to;
-    for (uint32_t i = 0; i < p->part_count; i++) {
-        memmove(end, extent + p->parts[i].skip, p->parts[i].bytes);
-        end += p->parts[i].bytes;
-    }
-    p->data = SLICE(to, end - to);
-}
+/* ---- reading a piece ---- */
 
-void piece_done(struct piece *p)
+static void piece_done(struct piece *p)
 {
     struct stream *st = p->stream;
     struct session *s = st->r.s;
@@ -158,6 +151,102 @@ void piece_done(struct piece *p)
         stream_drop(st);
     worker_pump(s->w);
     session_settle(s);
+}
+
+static struct extents *extents_of(const struct piece *p)
+{
+    return p->stream->r.s->w->server->extents;
+}
+
+/* Copies what is sent of bytes [from, to) of the object behind what was gathered before. */
+static int gather(struct piece *p, const struct extent *x, uint64_t from, uint64_t to)
+{
+    if (!p->extent && !(p->extent = extent_private(extents_of(p), p->send_bytes)))
+        return err_set(&p->err, ERR_NO_MEMORY, "no memory for reading; ask for less at once");
+    for (uint32_t i = 0; i < p->part_count; i++) {
+        uint64_t begin = p->offset + p->parts[i].skip, end = begin + p->parts[i].bytes;
+        begin = begin > from ? begin : from;
+        end = end < to ? end : to;
+        if (begin >= end)
+            continue;
+        memcpy(p->extent->memory + p->gathered_bytes, x->memory + (begin - x->begin), end - begin);
+        p->gathered_bytes += (uint32_t)(end - begin);
+    }
+    p->data = SLICE(p->extent->memory, p->gathered_bytes);
+    return 0;
+}
+
+/* The piece's next extent has come. One that holds all that is sent, in one part, is sent from where it is.
+ */
+static int take_extent(struct piece *p, struct extent *x)
+{
+    uint64_t from = p->offset + p->done_bytes, end = p->offset + p->extent_bytes, there = x->begin + x->bytes;
+    if (x->err.class != ERR_NONE) {
+        p->err = x->err;
+        return -1;
+    }
+    if (there <= from) {
+        p->stream->source->ends(p, there);
+        return -1;
+    }
+    if (p->part_count == 1 && p->done_bytes == 0 && there >= end) {
+        p->extent = x;
+        p->data = SLICE(x->memory + (from - x->begin), p->send_bytes);
+    } else if (gather(p, x, from, there < end ? there : end) < 0) {
+        return -1;
+    }
+    p->done_bytes = (uint32_t)((there < end ? there : end) - p->offset);
+    return 0;
+}
+
+static void piece_advance(struct piece *p);
+
+static void piece_told(struct extent_wait *w)
+{
+    struct piece *p = container_of(w, struct piece, wait);
+    struct extent *x = w->extent;
+    int rc = take_extent(p, x);
+    w->extent = NULL;
+    if (p->extent != x)
+        extent_put(extents_of(p), x);
+    if (rc < 0 || p->done_bytes == p->extent_bytes)
+        piece_done(p);
+    else
+        piece_advance(p);
+}
+
+void piece_read(struct piece *p, uint32_t bytes)
+{
+    extent_read(extents_of(p), p->wait.extent, bytes, loop_now_ms(p->stream->r.s->w->loop));
+    piece_told(&p->wait);
+}
+
+static void piece_lacks_memory(struct loop_msg *m)
+{
+    struct piece *p = container_of(m, struct piece, no_memory);
+    err_set(&p->err, ERR_NO_MEMORY, "no memory for reading; ask for less at once");
+    piece_done(p);
+}
+
+/* Gets the extent with the first byte that the piece lacks. */
+static void piece_advance(struct piece *p)
+{
+    const struct stream *st = p->stream;
+    struct extent_want want = {.key = p->key,
+                               .begin = p->offset + p->done_bytes,
+                               .end = p->offset + p->extent_bytes,
+                               .now_ms = loop_now_ms(st->r.s->w->loop),
+                               .keep = st->source->keep,
+                               .fresh = st->fresh};
+    int rc = extent_get(extents_of(p), &want, &p->wait);
+    if (rc == 1)
+        st->source->read(p);
+    if (rc >= 0)
+        return;
+    /* Told like any other end of a read: this may run within the scheduler's pump. */
+    p->wait.extent = NULL;
+    p->no_memory.run = piece_lacks_memory;
+    loop_post(st->r.s->w->loop, &p->no_memory);
 }
 
 static void count_bytes(const struct stream *st, size_t n)
@@ -185,10 +274,10 @@ static bool send_one(struct stream *st)
     }
     count_bytes(st, p->data.n);
     bool last = st->all_begun && st->piece_count == 1;
-    uint8_t *memory = p->memory; /* NULL: the source's, which stays where it is only until it ends */
-    p->memory = NULL;
-    if (memory)
-        request_sealed(&st->r, last, p->data, memory);
+    struct extent *x = p->extent; /* NULL: the source's memory, which stays where it is only until it ends */
+    p->extent = NULL;
+    if (x)
+        request_extent(&st->r, last, p->data, x);
     else if (last)
         request_answer(&st->r, (struct slice){0}, p->data);
     else
@@ -205,27 +294,29 @@ static void piece_admitted(struct sched_item *item)
 {
     struct piece *p = container_of(item, struct piece, item);
     p->state = PIECE_READING;
-    p->stream->source->read(p);
+    p->stream->source->key(p);
+    piece_advance(p);
 }
 
-/* Room for the extent, widened to borders of blocks for direct reads. */
-static int piece_memory(struct piece *p)
+/* Pieces cut short by what credit is left are for clients who give no more than that at a time. */
+static bool credit_is_worth_it(const struct stream *st)
 {
-    uint64_t begin = p->offset / BLOCK_BYTES * BLOCK_BYTES;
-    size_t n = (size_t)(block_align(p->offset + p->extent_bytes) - begin);
-    p->memory = buffer_take(p->stream->r.s->w, n);
-    if (!p->memory)
-        return -ENOMEM;
-    p->held_bytes = (uint32_t)n;
-    p->stream->r.s->read_bytes += n;
-    return 0;
+    uint64_t whole = PIECE_BYTES - st->offset % PIECE_BYTES;
+    return st->credit > 0 &&
+           (st->piece_count == 0 || st->credit >= (st->left_bytes < whole ? st->left_bytes : whole));
+}
+
+/* While more is held than there is room for, each session goes on with one piece at a time. */
+static uint64_t read_bytes_max(const struct session *s)
+{
+    return extents_crowded(s->w->server->extents) ? 1 : s->w->server->limits.session_read_bytes_max;
 }
 
 static bool may_begin(const struct stream *st)
 {
     const struct session *s = st->r.s;
-    return !st->all_begun && st->credit > 0 && st->piece_count < STREAM_PIECES &&
-           s->read_bytes < s->w->server->limits.session_read_bytes_max;
+    return !st->all_begun && credit_is_worth_it(st) && st->piece_count < STREAM_PIECES &&
+           s->read_bytes < read_bytes_max(s);
 }
 
 /* Begins the stream's next piece. True: something moved. */
@@ -234,10 +325,14 @@ static bool begin_one(struct stream *st)
     if (!may_begin(st))
         return false;
     struct session *s = st->r.s;
-    struct err e = {0};
     struct piece *p = calloc(1, sizeof *p);
-    if (!p)
-        goto no_memory;
+    if (!p) {
+        struct err e = {0};
+        err_set(&e, ERR_NO_MEMORY, "%s: no memory for reading; ask for less at once",
+                opcode_name(st->r.op->opcode));
+        stream_fail(st, &e);
+        return true;
+    }
     p->stream = st;
     list_add_tail(&st->pieces, &p->link);
     st->piece_count++;
@@ -250,14 +345,10 @@ static bool begin_one(struct stream *st)
         st->source->read(p);
         return true;
     }
-    if (piece_memory(p) < 0)
-        goto no_memory;
+    s->read_bytes += p->extent_bytes;
+    p->wait.told = piece_told;
+    p->wait.loop = s->w->loop;
     sched_queue(s->w->sched, &p->item, st->class, s->tenant, loop_now_ms(s->w->loop));
-    return true;
-no_memory:
-    err_set(&e, ERR_NO_MEMORY, "%s: no memory for reading; ask for less at once",
-            opcode_name(st->r.op->opcode));
-    stream_fail(st, &e);
     return true;
 }
 

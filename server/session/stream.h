@@ -12,12 +12,13 @@
 #ifndef LARDER_STREAM_H
 #define LARDER_STREAM_H
 
+#include "server/session/extents.h"
 #include "server/session/session.h"
 
-#define PIECE_BYTES     (1u << 20)  /* read at once */
-#define PIECE_PARTS_MAX 64u         /* ranges near each other that are read at once */
-#define PIECE_GAP_BYTES (32u << 10) /* read over rather than read twice */
-#define STREAM_PIECES   32u         /* of one stream in flight */
+#define PIECE_BYTES     EXTENT_BYTES_MAX /* read at once, and a border that no piece crosses */
+#define PIECE_PARTS_MAX 64u              /* ranges near each other that are read at once */
+#define PIECE_GAP_BYTES (32u << 10)      /* read over rather than read twice */
+#define STREAM_PIECES   32u              /* of one stream in flight */
 
 struct stream;
 
@@ -36,24 +37,35 @@ struct piece {
     struct {
         uint32_t skip, bytes;
     } parts[PIECE_PARTS_MAX]; /* ascending */
-    uint8_t *memory;          /* held_bytes of it, or NULL where the source has the bytes already */
-    uint32_t held_bytes;
-    struct slice data; /* once ready: send_bytes to be sent */
-    struct err err;    /* or why not */
+    struct id key;            /* of the object, for extents.h */
+    uint32_t done_bytes;      /* of the extent */
+    uint32_t gathered_bytes;  /* of what is sent, in `extent` */
+    struct extent_wait wait;  /* for the extent that comes next */
+    struct loop_msg no_memory;
+    struct extent *extent; /* what data lies in; NULL: the source's memory */
+    struct slice data;     /* once ready: send_bytes to be sent */
+    struct err err;        /* or why not */
     struct backend_op op;
     struct io_op io;
     struct loop_stat stat;
     char path[1024];
+    uint32_t got_bytes;
     int fd, stage;
 };
 
 /* Where a stream's bytes come from. */
 struct stream_source {
     /* Fills object, offset, extent_bytes, send_bytes and parts of the next piece, at least one byte: at most
-     * max_bytes are sent of it, at most PIECE_BYTES read. Sets all_begun if that was the last. */
+     * max_bytes are sent of it, and it crosses no border of PIECE_BYTES. Sets all_begun if that was the last.
+     */
     void (*next)(struct stream *st, uint64_t max_bytes, struct piece *p);
-    /* Begins reading; piece_done follows, not from within. Not on disk: sets data and PIECE_READY instead. */
+    /* On disk: what names the piece's object, and what reads p->wait.extent of it, which ends with
+     * piece_read, not from within. Not on disk: `read` sets data and PIECE_READY; no key. */
+    void (*key)(struct piece *p);
     void (*read)(struct piece *p);
+    /* The object ends before byte `end`: fills p->err. */
+    void (*ends)(struct piece *p, uint64_t end);
+    bool keep;                      /* what was read never changes */
     void (*end)(struct stream *st); /* lets go of what the source holds */
 };
 
@@ -63,6 +75,7 @@ struct stream {
     const struct stream_source *source;
     enum sched_class class;
     bool on_disk; /* pieces pass the scheduler */
+    bool fresh;   /* reads anew what is in memory */
     uint64_t credit;
     struct list pieces;
     uint32_t piece_count;
@@ -89,10 +102,9 @@ void stream_cancel(struct request *r, const struct err *why);
 void stream_timer(struct loop_timer *t);
 /* What was looked for has come: false if the stream has ended meanwhile, and is freed now. */
 must_check bool stream_found(struct stream *st);
-/* The piece has been read: data is set, or err. Settles the session. */
-void piece_done(struct piece *p);
-/* Moves the parts together at the front of the bytes read and sets data. */
-void piece_gather(struct piece *p, uint8_t *extent);
+/* p->wait.extent was read, so many bytes of it (see extent_read), or its err is filled. Settles the session.
+ */
+void piece_read(struct piece *p, uint32_t bytes);
 /* Checks a read request's ranges and leaves them in the stream. */
 must_check int stream_ranges(struct stream *st, const struct msg_read *m, struct err *e);
 void stream_next_ranges(struct stream *st, uint64_t max_bytes, struct piece *p);

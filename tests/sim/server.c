@@ -99,17 +99,19 @@ void server_begin(struct world *w)
     l->loop_count = w->plan.knob[KNOB_LOOPS] < LOOPS_MAX ? w->plan.knob[KNOB_LOOPS] : LOOPS_MAX;
     for (size_t i = 0; i < l->loop_count; i++)
         check((l->loops[i] = sim_loop(w->sim, 0)));
-    struct boot_options o = {
-        .loops = l->loops,
-        .loop_count = l->loop_count,
-        .folder = "store",
-        .space_reserve_bytes = 64 << 10,
-        .join_wait_ms = 2500,
-        .check_wait_ms = 500,
-        .segment_idle_ms = 3000,
-        .buffers_bytes = 1 << 20,
-        .ensure_tenant = "acme",
-        .server = {.clear_identities = identities, .listen = listen_at, .listen_count = 4}};
+    struct boot_options o = {.loops = l->loops,
+                             .loop_count = l->loop_count,
+                             .folder = "store",
+                             .space_reserve_bytes = 64 << 10,
+                             .join_wait_ms = 2500,
+                             .check_wait_ms = 500,
+                             .segment_idle_ms = 3000,
+                             .buffers_bytes = 1 << 20,
+                             .ensure_tenant = "acme",
+                             .server = {.clear_identities = identities,
+                                        .listen = listen_at,
+                                        .listen_count = 4,
+                                        .limits = {.read_cache_bytes = 1 << 20}}};
     list_add_tail(&w->lives, &l->link);
     w->life = l;
     world_note(w, "the server starts");

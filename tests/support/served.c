@@ -150,6 +150,8 @@ void served_start(struct served *s, const struct served_options *o)
                                         .limits = o->limits}};
     if (b.server.limits.closing_ms == 0)
         b.server.limits.closing_ms = 50; /* test clients do not always close when told to */
+    if (b.server.limits.read_cache_bytes == 0)
+        b.server.limits.read_cache_bytes = 8 << 20;
     assert_int_equal(boot_start(&b, on_started, s), 0);
     for (size_t i = 0; i < s->loop_count; i++)
         assert_int_equal(pthread_create(&s->threads[i], NULL, run, s->loops[i]), 0);
@@ -245,7 +247,7 @@ static void flush(struct caller *c)
 /* Takes in what comes within ms. 1: something came, 0: nothing, -1: the end. */
 static int receive(struct caller *c, int ms)
 {
-    static uint8_t bytes[65536];
+    static _Thread_local uint8_t bytes[65536];
     struct pollfd p = {.fd = c->fd, .events = POLLIN};
     if (c->closed)
         return -1;

@@ -464,7 +464,10 @@ static uint64_t play(uint64_t seed, const struct sim_faults *faults, struct worl
                              .segment_idle_ms = 5000,
                              .buffers_bytes = 1 << 20,
                              .ensure_tenant = "acme",
-                             .server = {.clear_identities = &anyone, .listen = listen, .listen_count = 1}};
+                             .server = {.clear_identities = &anyone,
+                                        .listen = listen,
+                                        .listen_count = 1,
+                                        .limits = {.read_cache_bytes = 1 << 20}}};
     assert_int_equal(boot_start(&o, on_started, w), 0);
     (void)sim_run(w->sim, has_started, w, EVENTS_MAX);
     assert_true(w->started && w->boot);
