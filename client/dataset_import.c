@@ -5,11 +5,13 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
 #include "client/clock.h"
+#include "format/base/digest.h"
 
 #define WORKERS_MAX       4u
 #define PROGRESS_EVERY_MS 200u
@@ -45,65 +47,74 @@ static int level_of(enum larder_compression compression, enum codec_level *out, 
     return err_set(e, ERR_INVALID, "compression %d is not known: 0 to 3 are", (int)compression);
 }
 
-static int check_options(const struct larder_import_options *o, uint32_t *count, struct err *e)
+static int check_options(const struct larder_import_options *o, struct err *e)
 {
     if (!o || !o->dataset)
         return err_set(e, ERR_INVALID, "no dataset name was given");
     int rc = run_name_check(o->dataset, strlen(o->dataset), e);
     if (rc < 0)
         return err_prepend(e, "dataset");
-    if (o->format < LARDER_SHARD_AUTO || o->format > LARDER_SHARD_RECORDS)
+    if (o->format < LARDER_SHARD_AUTO || o->format > LARDER_SHARD_TOKENS)
         return err_set(e, ERR_INVALID, "shard format %d is not known", (int)o->format);
     if (o->format == LARDER_SHARD_RECORDS && o->record_bytes == 0)
         return err_set(e, ERR_INVALID, "records of 0 bytes: give the size of one record");
-    size_t n = 0;
-    while (o->files && o->files[n] && n <= WORLD_MAX)
-        n++;
-    if (n == 0)
-        return err_set(e, ERR_INVALID, "no files were given: a dataset needs at least one shard");
-    if (n > WORLD_MAX)
-        return err_set(e, ERR_LIMIT, "more than %u files: join small ones into larger shards", WORLD_MAX);
-    *count = (uint32_t)n;
+    if (o->window_tokens == 0 ? o->window_extra != 0 : o->window_extra > o->window_tokens)
+        return err_set(e, ERR_INVALID,
+                       "windows of %" PRIu64 " tokens and %" PRIu64 " more: the latter are at most as many",
+                       o->window_tokens, o->window_extra);
+    if (o->window_tokens > TOKEN_WINDOW_MAX)
+        return err_set(e, ERR_LIMIT, "windows of %" PRIu64 " tokens, at most %llu are allowed",
+                       o->window_tokens, TOKEN_WINDOW_MAX);
+    return 0;
+}
+
+/* Nobody asks for windows of what has no tokens. */
+static int check_window(const struct import *im, struct err *e)
+{
+    for (uint32_t i = 0; im->o->window_tokens && i < im->files.count; i++)
+        if (im->files.list[i].format != SHARD_TOKENS)
+            return err_set(e, ERR_INVALID,
+                           "%s: windows are of token files (X.bin and X.idx), which it is not",
+                           im->files.list[i].path);
     return 0;
 }
 
 static int import_init(struct import *im, struct larder *c, const struct larder_import_options *o,
                        struct err *e)
 {
-    uint32_t count = 0;
-    int rc = check_options(o, &count, e);
     *im = (struct import){.client = c, .o = o, .lock = PTHREAD_MUTEX_INITIALIZER};
     clock_cond_init(&im->changed);
+    int rc = check_options(o, e);
     if (rc == 0)
         rc = level_of(o->compression, &im->level, e);
     if (rc == 0)
         rc = labels_encode(o->labels, &im->labels, e);
     if (rc == 0)
+        rc = import_files_gather(o, &im->files, e);
+    uint32_t count = im->files.count;
+    if (rc == 0)
+        rc = check_window(im, e);
+    if (rc == 0)
         rc = shard_table_init(&im->table, count, e);
     if (rc < 0)
         return rc;
-    im->files = calloc(count, sizeof *im->files);
     im->parts = calloc(count, sizeof *im->parts);
     im->sealed = calloc(count, sizeof *im->sealed);
-    if (!im->files || !im->parts || !im->sealed)
+    if (!im->parts || !im->sealed)
         return err_set(e, ERR_NO_MEMORY, "no memory for importing %u shards", count);
     for (uint32_t i = 0; rc == 0 && i < count; i++) {
-        const char *slash = strrchr(o->files[i], '/');
-        im->files[i].path = o->files[i];
-        rc = shard_table_name(&im->table, i, slice_str(slash ? slash + 1 : o->files[i]), e);
+        rc = shard_table_name(&im->table, i, slice_str(im->files.list[i].name), e);
         if (rc < 0)
-            err_prepend(e, "%s", o->files[i]);
+            err_prepend(e, "%s", im->files.list[i].path);
     }
     return rc;
 }
 
 static void import_free(struct import *im)
 {
-    for (uint32_t i = 0; im->files && i < im->table.count; i++)
-        buf_free(&im->files[i].index);
     shard_table_free(&im->table);
+    import_files_free(&im->files);
     buf_free(&im->labels);
-    free(im->files);
     free(im->parts);
     free(im->sealed);
     pthread_cond_destroy(&im->changed);
@@ -252,11 +263,44 @@ static int begin_attempt(struct import *im, struct err *e)
     return rc;
 }
 
+/* Says which checksums of the files will not be compared, each once for packed or plain bytes of a shard that
+ * is the first to have it. */
+static void tell_unchecked(const struct import *im, const struct mds_file *f, const struct mds_file *before)
+{
+    char text[512], q[128];
+    for (uint32_t i = 0; i < f->hash_count; i++) {
+        const char *name = f->hashes[i].algorithm;
+        bool told = digest_known(name);
+        for (uint32_t k = 0; !told && before && k < before->hash_count; k++)
+            told = strcmp(before->hashes[k].algorithm, name) == 0;
+        if (told)
+            continue;
+        snprintf(text, sizeof text, "%s: the checksum %s is not known here and was not compared", f->name,
+                 err_quote(q, sizeof q, name, strlen(name)));
+        im->o->note(im->o->note_arg, text);
+    }
+}
+
+static void tell_notes(const struct import *im)
+{
+    const struct mds_shard *before = NULL;
+    for (uint32_t i = 0; im->o->note && i < im->files.count; i++) {
+        const struct import_file *f = &im->files.list[i];
+        if (!f->mds)
+            continue;
+        tell_unchecked(im, &f->mds->raw, before ? &before->raw : NULL);
+        if (f->zstd)
+            tell_unchecked(im, &f->mds->zip, before ? &before->zip : NULL);
+        before = f->mds;
+    }
+}
+
 static int import_run(struct import *im, uint64_t *version, struct err *e)
 {
     int rc = stage(im, scan_worker, e);
     if (rc < 0)
         return rc;
+    tell_notes(im);
     for (uint32_t i = 0; i < im->table.count; i++)
         if (add_overflows(im->bytes_total, im->table.shards[i].bytes, &im->bytes_total))
             return err_set(e, ERR_LIMIT, "the files together have more bytes than 64 bits count");
@@ -270,7 +314,7 @@ static int import_run(struct import *im, uint64_t *version, struct err *e)
         import_abort(im, client_conn(im->client), e);
     else if (im->o->progress)
         im->o->progress(im->o->progress_arg, im->bytes_total, im->bytes_total,
-                        im->files[im->table.count - 1].path);
+                        im->files.list[im->table.count - 1].path);
     run_close(&im->run);
     return rc;
 }

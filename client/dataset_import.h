@@ -3,28 +3,21 @@
  * Inside of an import, in three stages:
  *   scan   every file is opened and its samples are found; nothing is sent yet, so a cut or contradictory
  *          archive is refused before anything exists on the server
- *   write  each file becomes one sealed part; several at once, each by one worker on a connection of its own
- *   join   all parts are joined and committed as one version
- * A failure at any point aborts the attempt: its parts are discarded.
+ *   write  each shard becomes one sealed part; several at once, each by one worker on a connection of its
+ * own; the checksums that an MDS dataset carries are compared on the way join   all parts are joined and
+ * committed as one version A failure at any point aborts the attempt: its parts are discarded.
  */
 #ifndef LARDER_DATASET_IMPORT_H
 #define LARDER_DATASET_IMPORT_H
 
 #include <pthread.h>
 #include <stdbool.h>
-#include <sys/stat.h>
 
 #include "client/client.h"
+#include "client/dataset_files.h"
 #include "client/dataset_manifest.h"
 #include "client/part.h"
 #include "format/samples.h"
-
-struct import_file {
-    const char *path;
-    struct stat at_scan;
-    struct buf index; /* encoded sample index; dropped after the scan if all together are too large */
-    uint64_t index_bytes;
-};
 
 struct import {
     struct larder *client;
@@ -35,7 +28,7 @@ struct import {
     enum codec_level level;
     struct buf labels; /* as they stand in a commit record */
     struct shard_table table;
-    struct import_file *files; /* table.count of them */
+    struct import_files files; /* table.count of them */
     struct commit_part *parts; /* filled as they are sealed */
     bool *sealed;
     uint64_t bytes_total;
@@ -53,10 +46,6 @@ struct import {
 must_check int import_scan(struct import *im, uint32_t i, struct err *e);
 /* The encoded sample index again, where the scan's was dropped. The file must not have changed. */
 must_check int import_index(struct import *im, uint32_t i, struct buf *out, struct err *e);
-/* ERR_MISMATCH if the open file is not as it was when it was scanned. */
-must_check int import_unchanged(const struct import_file *f, int fd, struct err *e);
-/* Reads n bytes at offset, all of them. */
-must_check int import_pread(int fd, void *p, size_t n, uint64_t offset, struct err *e);
 
 /* dataset_write.c: file i as a sealed part, over conn. */
 must_check int import_write(struct import *im, struct conn *conn, struct part_scratch *scratch, uint32_t i,

@@ -4,14 +4,12 @@
  *   chunks 0 .. T-1   the file, in pieces of one size (dataset_manifest.h)
  *   then              blobs larger than 1 MiB, in chunks of their own; the others share the last chunk
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "client/dataset_import.h"
+#include "client/dataset_source.h"
 
 #define SMALL_BYTES (CHUNK_PLAIN_BYTES_MAX / 4) /* as in index.h */
 #define BLOBS       3u
@@ -101,33 +99,45 @@ static void lay_out_shared(struct layout *l)
             l->blobs[i].first_chunk = l->shared;
 }
 
-static int write_file(struct import *im, const struct layout *l, struct part_writer *w,
-                      struct part_scratch *s, uint32_t i, uint8_t *room, struct err *e)
+static int write_pieces(struct import *im, const struct layout *l, struct part_writer *w,
+                        struct part_scratch *scratch, uint32_t i, struct source *s, uint8_t *room,
+                        struct err *e)
 {
-    const struct import_file *f = &im->files[i];
     uint64_t size = im->table.shards[i].bytes;
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return err_sys(e, errno, "%s", f->path);
-    posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    int rc = import_unchanged(f, fd, e);
+    int rc = 0;
     for (uint32_t number = 0; rc == 0 && number < l->file_chunks; number++) {
         uint64_t at = number * l->piece_bytes, left = size - at;
         uint32_t n = (uint32_t)(left < l->piece_bytes ? left : l->piece_bytes);
-        rc = import_pread(fd, room, n, at, e);
+        rc = source_read(s, room, n, e);
         if (rc == 0)
-            rc = part_writer_chunk(w, s, number, DTYPE_U8, room, n, e);
+            rc = part_writer_chunk(w, scratch, number, DTYPE_U8, room, n, e);
         pthread_mutex_lock(&im->lock);
         im->bytes_done += n;
-        im->current = f->path;
+        im->current = im->files.list[i].path;
         if (im->failed && rc == 0)
             rc = err_set(e, ERR_CANCELLED, "another shard failed");
         pthread_cond_signal(&im->changed);
         pthread_mutex_unlock(&im->lock);
     }
+    return rc == 0 ? source_end(s, e) : rc;
+}
+
+static int write_file(struct import *im, const struct layout *l, struct part_writer *w,
+                      struct part_scratch *scratch, uint32_t i, uint8_t *room, struct err *e)
+{
+    const struct import_file *f = &im->files.list[i];
+    struct source_options o = {.path = f->path,
+                               .bytes = im->table.shards[i].bytes,
+                               .zstd = f->zstd,
+                               .whole = true,
+                               .was = &f->at_scan,
+                               .plain = f->mds ? &f->mds->raw : NULL,
+                               .packed = f->zstd ? &f->mds->zip : NULL};
+    struct source *s = NULL;
+    int rc = source_open(&o, &s, e);
     if (rc == 0)
-        rc = import_unchanged(f, fd, e);
-    close(fd);
+        rc = write_pieces(im, l, w, scratch, i, s, room, e);
+    source_close(s);
     return rc;
 }
 
@@ -205,7 +215,7 @@ int import_write(struct import *im, struct conn *conn, struct part_scratch *scra
         lay_out_shared(&l);
         rc = write_part(im, conn, scratch, i, &l, e);
         if (rc < 0)
-            err_prepend(e, "%s", im->files[i].path);
+            err_prepend(e, "%s", im->files.list[i].path);
     }
     layout_free(&l);
     buf_free(&index);

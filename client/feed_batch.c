@@ -125,7 +125,7 @@ static int measure(struct drafting *d, uint32_t i, struct err *e)
     d->strings += samples_key(v->samples, at.sample).n + 1;
     for (uint32_t k = 0; k < n; k++) {
         struct sample_field field = samples_field(v->samples, at.sample, k);
-        d->strings += field.name.n + 1;
+        d->strings += field.name.n + 1 + field.type.n + 1;
         d->pieces += spans(v, field.offset, field.bytes);
         if (field.bytes > SIZE_MAX / 4 || add_overflows(d->bytes, feed_align(field.bytes), &d->bytes))
             return err_set(e, ERR_LIMIT, "a batch of more bytes than memory can have");
@@ -400,8 +400,10 @@ static void put_sample(struct drafting *d, struct cursor *c, uint32_t i)
     for (uint32_t k = 0; k < s->fields; k++) {
         struct sample_field field = samples_field(v->samples, at.sample, k);
         uint8_t *to = put_field(d, c, i, k, &field);
-        *c->field++ = (struct larder_field){
-            .name = put_string(c, field.name), .data = to, .bytes = (size_t)field.bytes};
+        *c->field++ = (struct larder_field){.name = put_string(c, field.name),
+                                            .data = to,
+                                            .bytes = (size_t)field.bytes,
+                                            .type = put_string(c, field.type)};
         put_pieces(d, c, i, &field, to);
     }
 }

@@ -123,7 +123,7 @@ static int take_memory(struct found *x, struct err *e)
         feed_align(x->fields * sizeof(struct larder_field)) + samples_key(x->view->samples, x->number).n + 1;
     for (uint32_t k = 0; k < x->fields; k++) {
         struct sample_field field = samples_field(x->view->samples, x->number, k);
-        bytes += field.name.n + 1;
+        bytes += field.name.n + 1 + field.type.n + 1;
         if (field.bytes > SIZE_MAX / 4 || add_overflows(bytes, feed_align(field.bytes), &bytes))
             return err_set(e, ERR_LIMIT, "a sample of more bytes than memory can have");
     }
@@ -186,8 +186,11 @@ static int read_fields(struct found *x, struct err *e)
         return rc;
     struct larder_sample *s = &x->b->samples[x->hurt->row];
     char *strings = (char *)own;
-    for (uint32_t k = 0; k < x->fields; k++)
-        fields[k].name = put_string(&strings, samples_field(samples, x->number, k).name);
+    for (uint32_t k = 0; k < x->fields; k++) {
+        struct sample_field field = samples_field(samples, x->number, k);
+        fields[k].name = put_string(&strings, field.name);
+        fields[k].type = put_string(&strings, field.type);
+    }
     s->key = put_string(&strings, samples_key(samples, x->number));
     s->shard = x->view->shard;
     s->number = x->number;

@@ -186,7 +186,7 @@ struct larder_save_options {
     unsigned deadline_ms; /* the last save of a job that has so long: from larder_save_begin until it must be
                              durable. Then it fails with LARDER_TIMEOUT on all ranks, nothing is committed,
                              and larder_save_left_out names what was not stored. 0: none */
-    int no_loader_state;     /* 1: the checkpoint has none, whatever feeds are open */
+    int no_loader_state;  /* 1: the checkpoint has none, whatever feeds are open */
 };
 
 LARDER_API int larder_save_begin(struct larder *c, const struct larder_save_options *o,
@@ -374,12 +374,15 @@ LARDER_API int larder_feed_open(struct larder *c, const struct larder_feed_optio
 
 /* Valid until the batch is released. */
 struct larder_field {
-    const char *name; /* of a tar member: what follows the key and a dot, "cls"; else "bin" */
-    const void *data; /* 256-byte aligned, but for rows of a stack after the first */
+    const char *name; /* of a tar member: what follows the key and a dot, "cls"; MDS: the column; token
+                         files: "tokens"; else "bin" */
+    const void *data; /* 256-byte aligned, but for rows of a stack after the first; never decoded */
     size_t bytes;
+    const char *type; /* MDS: the column's encoding, "int32", "pkl", "ndarray:..."; token files: "uint8",
+                         "int8", "int16", "int32", "int64", "float64", "float32", "uint16"; else "bytes" */
 };
 struct larder_sample {
-    const char *key;   /* tar: the members' common name; whole: the file's name; records: "" */
+    const char *key;   /* tar: the members' common name; whole: the file's name; else "" */
     uint64_t position; /* in the global order, counted on over epochs */
     uint32_t shard;
     uint64_t number; /* within the shard */
@@ -446,19 +449,30 @@ enum larder_shard_format {
     LARDER_SHARD_AUTO = -1,
     LARDER_SHARD_WHOLE = 0,
     LARDER_SHARD_TAR = 1,
-    LARDER_SHARD_RECORDS = 2
+    LARDER_SHARD_RECORDS = 2,
+    LARDER_SHARD_MDS = 3,   /* MosaicML streaming: folders with an index.json, or such files */
+    LARDER_SHARD_TOKENS = 4 /* Megatron: pairs X.bin and X.idx, named by either, or folders of them */
 };
 struct larder_import_options {
     size_t size;
     const char *dataset;
-    const char *const *files; /* NULL-terminated paths, in order: one shard each, named by its base name */
+    const char *const *files; /* NULL-terminated paths, in order: one shard each, named by its base name. MDS
+                                 and token files: as their formats say; AUTO: by name (*.tar, index.json,
+                                 *.idx, X.bin beside an X.idx, folders of these), else WHOLE */
     enum larder_shard_format format;
-    uint64_t record_bytes;
+    uint64_t record_bytes;     /* LARDER_SHARD_RECORDS */
     const char *const *labels; /* as for saves */
     enum larder_compression compression;
     void (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_total,
                      const char *file); /* may be NULL */
     void *progress_arg;
+    /* LARDER_SHARD_TOKENS: sample i is the tokens [i * window_tokens, (i + 1) * window_tokens + window_extra)
+     * of a file, across documents, as many as fit whole; window_tokens 0: each document is a sample.
+     * window_extra is at most window_tokens. */
+    uint64_t window_tokens, window_extra;
+    void (*note)(void *arg, const char *text); /* what a person should know of a good import: checksums that
+                                                  could not be compared. On the calling thread. May be NULL */
+    void *note_arg;
 };
 /* Encrypts and sends; one commit makes the version exist. *version: the new version (sequence). */
 LARDER_API int larder_dataset_import(struct larder *c, const struct larder_import_options *o,

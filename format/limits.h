@@ -25,5 +25,6 @@
 #define FRAME_CONTROL_BYTES_MAX (1u << 20) /* payload of a frame that carries no chunk */
 #define READ_RANGES_MAX         4096u      /* ranges in one read */
 #define LIST_ITEMS_MAX          1024u      /* entries in one page of a listing */
+#define SAMPLE_FIELDS_MAX       1024u      /* of one sample */
 
 #endif

@@ -1,25 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "format/samples.h"
-
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "format/base/hash.h"
 #include "format/commit.h"
-#include "format/tar.h"
+#include "format/limits.h"
+#include "format/samples_private.h"
+#include "format/tokens.h"
 #include "format/version.h"
 
 #define UNSIGNED(x) ((unsigned long long)(x))
-
-/* Different byte strings, numbered in the order of their coming. */
-struct strings {
-    struct buf text;
-    struct buf ends; /* u64 each: where in text the string ends */
-    uint32_t count;
-    uint32_t *slots; /* number + 1, open addressing, at most half full */
-    size_t mask;
-};
 
 struct field {
     uint64_t offset;
@@ -27,15 +17,8 @@ struct field {
     uint32_t name;
 };
 
-struct samples {
-    enum shard_format format;
-    uint64_t shard_bytes;
-    uint64_t record_bytes;
-    struct strings keys;  /* one per sample, but none for records */
-    struct strings names; /* of fields */
-    struct buf fields;    /* struct field each */
-    struct buf firsts;    /* u64 each: the first field of a sample */
-};
+#define TOKENS_FIELD "tokens"
+#define OPAQUE       "bytes" /* type of a field of which nothing more is known */
 
 /* ---- Strings ---- */
 
@@ -106,15 +89,34 @@ static int strings_add(struct strings *s, struct slice x, uint32_t *number, bool
 
 /* ---- What is asked of a built one ---- */
 
+static bool in_columns(const struct samples *s)
+{
+    return s->format == SHARD_MDS || (s->format == SHARD_TOKENS && s->window.tokens == 0);
+}
+
+static bool in_windows(const struct samples *s)
+{
+    return s->format == SHARD_TOKENS && s->window.tokens > 0;
+}
+
 uint64_t samples_count(const struct samples *s)
 {
+    if (in_columns(s))
+        return s->columns.samples;
+    if (in_windows(s))
+        return token_window_count(&s->window, s->shard_bytes / tokens_width(s->token_code));
     return s->format == SHARD_RECORDS ? s->shard_bytes / s->record_bytes : s->keys.count;
+}
+
+struct slice samples_key_at(const struct samples *s, uint32_t i)
+{
+    return strings_at(&s->keys, i);
 }
 
 struct slice samples_key(const struct samples *s, uint64_t i)
 {
     check(i < samples_count(s));
-    return s->format == SHARD_RECORDS ? SLICE("", 0) : strings_at(&s->keys, (uint32_t)i);
+    return s->keys.count ? strings_at(&s->keys, (uint32_t)i) : SLICE("", 0);
 }
 
 static uint64_t first_of(const struct samples *s, uint64_t i)
@@ -129,7 +131,28 @@ static uint64_t first_of(const struct samples *s, uint64_t i)
 uint32_t samples_fields(const struct samples *s, uint64_t i)
 {
     check(i < samples_count(s));
+    if (s->format == SHARD_MDS)
+        return s->columns.count;
     return s->format == SHARD_TAR ? (uint32_t)(first_of(s, i + 1) - first_of(s, i)) : 1;
+}
+
+static struct sample_field opaque(const char *name, uint64_t offset, uint64_t bytes)
+{
+    return (struct sample_field){slice_str(name), slice_str(OPAQUE), offset, bytes};
+}
+
+static struct sample_field column_field(const struct samples *s, uint64_t i, uint32_t field)
+{
+    const struct column *c = &s->columns.columns[field];
+    struct column_place at = columns_at(&s->columns, i, field);
+    return (struct sample_field){slice_str(c->name), slice_str(c->type), at.offset, at.bytes};
+}
+
+static struct sample_field window_field(const struct samples *s, uint64_t i)
+{
+    uint64_t width = tokens_width(s->token_code);
+    return (struct sample_field){slice_str(TOKENS_FIELD), slice_str(tokens_type(s->token_code)),
+                                 i * s->window.tokens * width, (s->window.tokens + s->window.extra) * width};
 }
 
 struct sample_field samples_field(const struct samples *s, uint64_t i, uint32_t field)
@@ -137,11 +160,13 @@ struct sample_field samples_field(const struct samples *s, uint64_t i, uint32_t 
     check(field < samples_fields(s, i));
     struct field f;
     switch (s->format) {
-    case SHARD_RECORDS: return (struct sample_field){slice_str("bin"), i * s->record_bytes, s->record_bytes};
+    case SHARD_RECORDS: return opaque("bin", i * s->record_bytes, s->record_bytes);
+    case SHARD_MDS: return column_field(s, i, field);
+    case SHARD_TOKENS: return in_windows(s) ? window_field(s, i) : column_field(s, i, field);
     case SHARD_TAR:
         memcpy(&f, s->fields.p + (first_of(s, i) + field) * sizeof f, sizeof f);
-        return (struct sample_field){strings_at(&s->names, f.name), f.offset, f.bytes};
-    default: return (struct sample_field){slice_str("bin"), 0, s->shard_bytes};
+        return (struct sample_field){strings_at(&s->names, f.name), slice_str(OPAQUE), f.offset, f.bytes};
+    default: return opaque("bin", 0, s->shard_bytes);
     }
 }
 
@@ -153,12 +178,13 @@ void samples_free(struct samples *s)
     strings_free(&s->names);
     buf_free(&s->fields);
     buf_free(&s->firsts);
+    columns_free(&s->columns);
     free(s);
 }
 
 /* ---- Filling, by builder and decoder alike ---- */
 
-static int sample_begin(struct samples *s, struct slice key, bool *was_there, struct err *e)
+int samples_add(struct samples *s, struct slice key, bool *was_there, struct err *e)
 {
     uint32_t number;
     int r = strings_add(&s->keys, key, &number, was_there, e);
@@ -170,7 +196,7 @@ static int sample_begin(struct samples *s, struct slice key, bool *was_there, st
 }
 
 /* Adds a field to the last sample. */
-static int field_add(struct samples *s, const struct sample_field *x, bool *was_there, struct err *e)
+int samples_add_field(struct samples *s, const struct sample_field *x, bool *was_there, struct err *e)
 {
     struct field f = {.offset = x->offset, .bytes = x->bytes}, other;
     int r = strings_add(&s->names, x->name, &f.name, was_there, e);
@@ -190,10 +216,23 @@ static int field_add(struct samples *s, const struct sample_field *x, bool *was_
     return buf_end(&s->fields, "a sample index", e);
 }
 
+int samples_set_documents(struct samples *s, const uint32_t *lengths, uint64_t count, struct err *e)
+{
+    char name[] = TOKENS_FIELD, type[16];
+    const struct column c = {.name = name, .type = type, .bytes = COLUMN_VARIABLE};
+    strcpy(type, tokens_type(s->token_code));
+    int r = columns_init(&s->columns, &c, 1, tokens_width(s->token_code), 0, 0, e);
+    for (uint64_t i = 0; r == 0 && i < count; i++)
+        r = columns_add(&s->columns, &lengths[i], e);
+    return r;
+}
+
 /* ---- Encoding ---- */
 
 static void fields_put(struct buf *b, const struct samples *s)
 {
+    for (uint32_t i = 0; i < s->names.count; i++)
+        buf_put16(b, strings_at(&s->names, i));
     for (uint32_t i = 0; i < s->keys.count; i++) {
         uint64_t first = first_of(s, i), end = first_of(s, i + 1ull);
         buf_put16(b, strings_at(&s->keys, i));
@@ -208,17 +247,47 @@ static void fields_put(struct buf *b, const struct samples *s)
     }
 }
 
+static void sizes_put(struct buf *b, const struct columns *c)
+{
+    for (uint64_t i = 0; i < c->samples; i++)
+        for (uint32_t k = 0; k < c->variable; k++)
+            buf_u32(b, columns_size(c, i, k));
+}
+
+static void columns_put(struct buf *b, const struct columns *c)
+{
+    for (uint32_t i = 0; i < c->count; i++) {
+        buf_put16(b, slice_str(c->columns[i].name));
+        buf_put16(b, slice_str(c->columns[i].type));
+        buf_u64(b, c->columns[i].bytes);
+    }
+    buf_u64(b, c->base);
+    sizes_put(b, c);
+}
+
+static void tokens_put(struct buf *b, const struct samples *s)
+{
+    buf_u32(b, s->token_code);
+    buf_u32(b, 0);
+    buf_u64(b, s->window.tokens);
+    buf_u64(b, s->window.extra);
+    sizes_put(b, &s->columns);
+}
+
 int samples_encode(const struct samples *s, struct buf *out, struct err *e)
 {
     struct buf b = {0};
     buf_u32(&b, s->format);
-    buf_u32(&b, s->names.count);
+    buf_u32(&b, s->format == SHARD_MDS ? s->columns.count : s->names.count);
     buf_u64(&b, s->shard_bytes);
     buf_u64(&b, s->record_bytes);
     buf_u64(&b, samples_count(s));
-    for (uint32_t i = 0; i < s->names.count; i++)
-        buf_put16(&b, strings_at(&s->names, i));
-    fields_put(&b, s);
+    if (s->format == SHARD_MDS)
+        columns_put(&b, &s->columns);
+    else if (s->format == SHARD_TOKENS)
+        tokens_put(&b, s);
+    else
+        fields_put(&b, s);
     int r = buf_end(&b, "a sample index", e);
     if (r == 0)
         r = record_encode(RECORD_SAMPLES, SAMPLES_VERSION, b.p, b.n, out, e);
@@ -256,7 +325,7 @@ static int sample_take(struct rcur *c, struct samples *s, struct err *e)
         return 0;
     if (fields > SAMPLE_FIELDS_MAX || (fields == 0) == (s->format == SHARD_TAR))
         return bad_index(e, "a sample has no fields, or too many");
-    int r = sample_begin(s, key, &was_there, e);
+    int r = samples_add(s, key, &was_there, e);
     if (r == 0 && was_there)
         r = bad_index(e, "a key stands twice");
     for (uint32_t i = 0; r == 0 && i < fields; i++) {
@@ -268,11 +337,92 @@ static int sample_take(struct rcur *c, struct samples *s, struct err *e)
         if (name >= s->names.count || f.offset > s->shard_bytes || f.bytes > s->shard_bytes - f.offset)
             return bad_index(e, "a field lies outside the shard, or has no name");
         f.name = strings_at(&s->names, name);
-        r = field_add(s, &f, &was_there, e);
+        r = samples_add_field(s, &f, &was_there, e);
         if (r == 0 && was_there)
             r = bad_index(e, "a sample has a field twice");
     }
     return r;
+}
+
+/* Fields of samples that say for themselves where they are. */
+static int fields_take(struct rcur *c, struct samples *s, uint32_t names, uint64_t count, struct err *e)
+{
+    int r = names_take(c, s, names, e);
+    for (uint64_t i = 0; r == 0 && i < count && !c->failed; i++)
+        r = sample_take(c, s, e);
+    return r;
+}
+
+static int sizes_take(struct rcur *c, struct samples *s, uint64_t count, struct err *e)
+{
+    uint32_t sizes[SAMPLE_FIELDS_MAX], n = s->columns.variable;
+    if (n == 0 ? count > s->shard_bytes / 4 : count > c->left / (4ull * n))
+        return bad_index(e, "it has more samples than there is room for");
+    int r = n == 0 ? columns_add_fixed(&s->columns, count, e) : 0;
+    for (uint64_t i = 0; r == 0 && n > 0 && i < count; i++) {
+        for (uint32_t k = 0; k < n; k++)
+            sizes[k] = rcur_u32(c);
+        r = columns_add(&s->columns, sizes, e);
+    }
+    if (r == 0 && s->columns.end != s->shard_bytes)
+        r = bad_index(e, "its samples do not end where the shard does");
+    return r;
+}
+
+static int column_take(struct rcur *c, struct column *out, struct samples *s, struct err *e)
+{
+    char name[NAME_BYTES_MAX + 1], type[NAME_BYTES_MAX + 1];
+    struct slice name_is = rcur_take16(c), type_is = rcur_take16(c);
+    uint32_t number;
+    bool was_there = false,
+         fits = slice_cstr(name_is, name, sizeof name) && slice_cstr(type_is, type, sizeof type);
+    out->bytes = rcur_u64(c);
+    if (c->failed || !fits || name_is.n == 0 || type_is.n == 0)
+        return bad_index(e, "a column's name or type is not a text of 1 to 255 bytes");
+    int r = strings_add(&s->names, name_is, &number, &was_there, e);
+    if (r == 0 && was_there)
+        r = bad_index(e, "two columns have one name");
+    out->name = strdup(name);
+    out->type = strdup(type);
+    if (r == 0 && (!out->name || !out->type))
+        r = err_set(e, ERR_NO_MEMORY, "no memory for a sample index");
+    return r;
+}
+
+static int columns_take(struct rcur *c, struct samples *s, uint32_t columns, uint64_t count, struct err *e)
+{
+    struct column list[SAMPLE_FIELDS_MAX] = {0};
+    uint32_t variable = 0;
+    int r = columns >= 1 && columns <= SAMPLE_FIELDS_MAX ? 0 : bad_index(e, "it has no columns, or too many");
+    for (uint32_t i = 0; r == 0 && i < columns; i++) {
+        r = column_take(c, &list[i], s, e);
+        variable += list[i].bytes == COLUMN_VARIABLE;
+    }
+    uint64_t base = rcur_u64(c);
+    if (r == 0)
+        r = columns_init(&s->columns, list, columns, 1, 4ull * variable, base, e);
+    for (uint32_t i = 0; i < columns && i < SAMPLE_FIELDS_MAX; i++) {
+        free(list[i].name);
+        free(list[i].type);
+    }
+    return r == 0 ? sizes_take(c, s, count, e) : r;
+}
+
+static int tokens_take(struct rcur *c, struct samples *s, uint64_t count, struct err *e)
+{
+    s->token_code = rcur_u32(c);
+    uint32_t reserved = rcur_u32(c);
+    s->window.tokens = rcur_u64(c);
+    s->window.extra = rcur_u64(c);
+    uint64_t width = tokens_width(s->token_code);
+    if (c->failed || reserved != 0 || width == 0 || !token_window_valid(&s->window) ||
+        s->shard_bytes % width != 0)
+        return bad_index(e, "its tokens have a type, a window or a number that cannot be");
+    if (!in_windows(s)) {
+        int r = samples_set_documents(s, NULL, 0, e);
+        return r == 0 ? sizes_take(c, s, count, e) : r;
+    }
+    return count == samples_count(s) ? 0 : bad_index(e, "its counts do not fit its format");
 }
 
 static int body_take(struct rcur *c, struct samples *s, uint64_t shard_bytes, struct err *e)
@@ -291,11 +441,12 @@ static int body_take(struct rcur *c, struct samples *s, uint64_t shard_bytes, st
     bool records = s->format == SHARD_RECORDS;
     if (records != (s->record_bytes > 0) || (records && shard_bytes % s->record_bytes != 0) ||
         (records && count != shard_bytes / s->record_bytes) || (s->format == SHARD_WHOLE && count != 1) ||
-        (s->format != SHARD_TAR && names > 0))
+        (s->format != SHARD_TAR && s->format != SHARD_MDS && names > 0))
         return bad_index(e, "its counts do not fit its format");
-    int r = names_take(c, s, names, e);
-    for (uint64_t i = 0; r == 0 && !records && i < count && !c->failed; i++)
-        r = sample_take(c, s, e);
+    int r = s->format == SHARD_MDS      ? columns_take(c, s, names, count, e)
+            : s->format == SHARD_TOKENS ? tokens_take(c, s, count, e)
+            : records                   ? 0
+                                        : fields_take(c, s, names, count, e);
     return r < 0 ? r : rcur_end(c, "a sample index", e);
 }
 
@@ -315,156 +466,4 @@ int samples_decode(const void *p, size_t n, uint64_t shard_bytes, struct samples
     else
         *out = s;
     return r;
-}
-
-/* ---- Building ---- */
-
-struct samples_builder {
-    struct samples *s; /* given away by finish */
-    char *shard;
-    struct tar *tar;
-    uint64_t offset; /* where there is no tar */
-};
-
-static const char *base_of(const char *name)
-{
-    const char *slash = strrchr(name, '/');
-    return slash ? slash + 1 : name;
-}
-
-static int member_refuse(enum err_class class, const struct tar_member *m, const char *why, struct err *e)
-{
-    char q[160];
-    return err_set(e, class, "member \"%s\" at offset %llu %s", err_quote(q, sizeof q, m->name.p, m->name.n),
-                   UNSIGNED(m->header_offset), why);
-}
-
-/* Key and field of a member; false for what is no sample. */
-static bool name_split(struct slice name, struct slice *key, struct slice *field)
-{
-    size_t base = name.n;
-    while (base > 0 && name.p[base - 1] != '/')
-        base--;
-    const uint8_t *dot = memchr(name.p + base, '.', name.n - base);
-    if (base == name.n || dot == name.p + base)
-        return false;
-    *key = SLICE(name.p, dot ? (size_t)(dot - name.p) : name.n);
-    *field = slice_str("bin");
-    if (dot && dot + 1 < name.p + name.n)
-        *field = SLICE(dot + 1, name.p + name.n - dot - 1);
-    return true;
-}
-
-static int member_found(void *arg, const struct tar_member *m, struct err *e)
-{
-    struct samples *s = arg;
-    struct sample_field f = {.offset = m->data_offset, .bytes = m->bytes};
-    struct slice key;
-    bool was_there = false;
-    if (m->type == TAR_HARD_LINK || m->type == TAR_SYMBOLIC_LINK)
-        return member_refuse(ERR_UNSUPPORTED, m,
-                             "is a link; pack the files themselves (tar --dereference --hard-dereference)",
-                             e);
-    if (m->type != TAR_FILE || !name_split(m->name, &key, &f.name))
-        return 0;
-    if (s->keys.count == 0 || !slice_eq(strings_at(&s->keys, s->keys.count - 1), key)) {
-        int r = sample_begin(s, key, &was_there, e);
-        if (r < 0)
-            return r;
-        if (was_there)
-            return member_refuse(ERR_MISMATCH, m,
-                                 "belongs to a sample that ended earlier; members of one sample must be "
-                                 "adjacent (sort them by name)",
-                                 e);
-    }
-    int r = field_add(s, &f, &was_there, e);
-    if (r == 0 && was_there)
-        r = member_refuse(ERR_MISMATCH, m, "is there twice in its sample; rename one of the two", e);
-    return r;
-}
-
-int samples_builder_create(enum shard_format format, const char *shard, uint64_t record_bytes,
-                           struct samples_builder **out, struct err *e)
-{
-    if ((unsigned)format >= SHARD_FORMAT_COUNT || (format == SHARD_RECORDS) != (record_bytes > 0))
-        return err_set(e, ERR_INVALID,
-                       "shard \"%s\": format %d with records of %llu bytes; only fixed-size "
-                       "records have a size, and it is not 0",
-                       shard, format, UNSIGNED(record_bytes));
-    struct samples_builder *b = calloc(1, sizeof *b);
-    if (b) {
-        b->s = calloc(1, sizeof *b->s);
-        b->shard = strdup(shard);
-    }
-    int r = b && b->s && b->shard ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for a sample index");
-    if (r == 0 && format == SHARD_TAR)
-        r = tar_create(member_found, b->s, &b->tar, e);
-    if (r < 0) {
-        samples_builder_free(b);
-        return r;
-    }
-    b->s->format = format;
-    b->s->record_bytes = record_bytes;
-    *out = b;
-    return 0;
-}
-
-static int shard_prepend(const struct samples_builder *b, int r, struct err *e)
-{
-    char q[160];
-    (void)err_prepend(e, "shard \"%s\"", err_quote(q, sizeof q, b->shard, strlen(b->shard)));
-    return r;
-}
-
-int samples_builder_push(struct samples_builder *b, const void *p, size_t n, struct err *e)
-{
-    b->offset += n;
-    int r = b->tar ? tar_push(b->tar, p, n, e) : 0;
-    return r < 0 ? shard_prepend(b, r, e) : 0;
-}
-
-uint64_t samples_builder_skippable(const struct samples_builder *b)
-{
-    return b->tar ? tar_skippable(b->tar) : UINT64_MAX - b->offset;
-}
-
-void samples_builder_skip(struct samples_builder *b, uint64_t n)
-{
-    check(n <= samples_builder_skippable(b));
-    b->offset += n;
-    if (b->tar)
-        tar_skip(b->tar, n);
-}
-
-int samples_builder_finish(struct samples_builder *b, struct samples **out, struct err *e)
-{
-    struct samples *s = b->s;
-    bool was_there;
-    int r = 0;
-    check(s);
-    s->shard_bytes = b->offset;
-    if (b->tar)
-        r = tar_finish(b->tar, e);
-    else if (s->format == SHARD_RECORDS && b->offset % s->record_bytes != 0)
-        r = err_set(e, ERR_CORRUPT,
-                    "%llu bytes are no whole number of records of %llu; it is cut, or the size of a "
-                    "record is another",
-                    UNSIGNED(b->offset), UNSIGNED(s->record_bytes));
-    else if (s->format == SHARD_WHOLE)
-        r = sample_begin(s, slice_str(base_of(b->shard)), &was_there, e);
-    if (r < 0)
-        return shard_prepend(b, r, e);
-    b->s = NULL;
-    *out = s;
-    return 0;
-}
-
-void samples_builder_free(struct samples_builder *b)
-{
-    if (!b)
-        return;
-    samples_free(b->s);
-    tar_free(b->tar);
-    free(b->shard);
-    free(b);
 }

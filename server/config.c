@@ -288,7 +288,7 @@ static int publish_format(struct parse *p, struct published_dir *d, const char *
     static const char *const formats[SHARD_FORMAT_COUNT] = {
         [SHARD_WHOLE] = "whole", [SHARD_TAR] = "tar", [SHARD_RECORDS] = "records"};
     for (int f = 0; f < SHARD_FORMAT_COUNT; f++)
-        if (strcmp(value, formats[f]) == 0) {
+        if (formats[f] && strcmp(value, formats[f]) == 0) {
             d->format = (enum shard_format)f;
             return 1;
         }

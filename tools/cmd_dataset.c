@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "format/tokens.h"
 #include "tools/commands.h"
 
 /* ---- import ---------------------------------------------------------------------------------------------
@@ -42,10 +43,9 @@ static bool format_of(const char *word, enum larder_shard_format *out)
     static const struct {
         const char *word;
         enum larder_shard_format format;
-    } formats[] = {{"auto", LARDER_SHARD_AUTO},
-                   {"whole", LARDER_SHARD_WHOLE},
-                   {"tar", LARDER_SHARD_TAR},
-                   {"records", LARDER_SHARD_RECORDS}};
+    } formats[] = {{"auto", LARDER_SHARD_AUTO}, {"whole", LARDER_SHARD_WHOLE},
+                   {"tar", LARDER_SHARD_TAR},   {"records", LARDER_SHARD_RECORDS},
+                   {"mds", LARDER_SHARD_MDS},   {"tokens", LARDER_SHARD_TOKENS}};
     for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++)
         if (strcmp(word, formats[i].word) == 0) {
             *out = formats[i].format;
@@ -65,36 +65,65 @@ static bool compression_of(const char *word, enum larder_compression *out)
     return false;
 }
 
-static int name_order(const void *a, const void *b)
+static void import_note(void *arg, const char *text)
 {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
+    const struct progress *p = arg;
+    fprintf(stderr, "%slarder: %s\n", p->shown ? "\r\033[K" : "", text);
 }
 
-/* A base name that two of the files have, or NULL. */
-static const char *same_name(int files, char **paths)
+/* How many shards the version has that was just made: a file may stand for several. */
+static size_t shards_of(struct larder *c, const char *name, uint64_t version)
 {
-    const char *found = NULL, **names = need(calloc((size_t)files, sizeof *names));
-    for (int i = 0; i < files; i++)
-        names[i] = basename(paths[i]);
-    qsort(names, (size_t)files, sizeof *names, name_order);
-    for (int i = 1; i < files && !found; i++)
-        if (strcmp(names[i - 1], names[i]) == 0)
-            found = names[i];
-    free(names);
-    return found;
+    struct larder_dataset *d = NULL;
+    if (larder_dataset_open(c, name, version, &d, NULL) < 0)
+        return 0;
+    size_t n = larder_dataset_shards(d);
+    larder_dataset_close(d);
+    return n;
+}
+
+static int import_told(struct larder *c, const char *name, uint64_t version, bool json)
+{
+    size_t shards = shards_of(c, name, version);
+    if (json)
+        return json_print(json_pack("{s:s,s:I,s:I}", "dataset", name, "version", (json_int_t)version,
+                                    "shards", (json_int_t)shards));
+    printf("imported %s, version %" PRIu64 ": %zu shard%s\n", name_text(name).s, version, shards,
+           shards == 1 ? "" : "s");
+    return STATUS_OK;
+}
+
+/* Whether what was asked for goes together; else an exit code, told. */
+static int import_options(const struct command *cmd, struct larder_import_options *o, const char *format,
+                          const char *compression, const char *window)
+{
+    struct token_window w = {0};
+    if (!format_of(format, &o->format))
+        return fail_usage(cmd->name, "\"%s\" is not a format: auto, tar, mds, tokens, records or whole",
+                          format);
+    if (!compression_of(compression, &o->compression))
+        return fail_usage(cmd->name, "\"%s\" is not a compression: default, off, fast or dense", compression);
+    if ((o->format == LARDER_SHARD_RECORDS) != (o->record_bytes != 0))
+        return fail_usage(cmd->name, "--format records and --record-bytes go together");
+    if (window && !token_window_parse(window, &w))
+        return fail_usage(cmd->name, "\"%s\" is not a window: a number of tokens, or 2048+1", window);
+    if (window && o->format != LARDER_SHARD_TOKENS && o->format != LARDER_SHARD_AUTO)
+        return fail_usage(cmd->name, "--window goes with --format tokens");
+    o->window_tokens = w.tokens;
+    o->window_extra = w.extra;
+    return STATUS_OK;
 }
 
 static int import_run(const struct command *cmd, int argc, char **argv)
 {
     struct common common = {0};
     struct larder_import_options o = LARDER_INIT(larder_import_options);
-    const char *format = "auto", *compression = "default", *label_text = NULL,
+    const char *format = "auto", *compression = "default", *label_text = NULL, *window = NULL,
                *labels[2 * LABELS_MAX + 1] = {0};
-    const struct opt opts[] = {{"format", OPT_TEXT, &format},
-                               {"record-bytes", OPT_SIZE, &o.record_bytes},
-                               {"compression", OPT_TEXT, &compression},
-                               {"labels", OPT_TEXT, &label_text},
-                               {0}};
+    const struct opt opts[] = {
+        {"format", OPT_TEXT, &format},           {"record-bytes", OPT_SIZE, &o.record_bytes},
+        {"compression", OPT_TEXT, &compression}, {"labels", OPT_TEXT, &label_text},
+        {"window", OPT_TEXT, &window},           {0}};
     struct larder_error e = {0};
     struct progress p;
     struct larder *c = NULL;
@@ -103,12 +132,8 @@ static int import_run(const struct command *cmd, int argc, char **argv)
     int status;
     if (!options_read(cmd, &argc, argv, opts, 2, -1, &common, &status))
         return status;
-    if (!format_of(format, &o.format))
-        return fail_usage(cmd->name, "\"%s\" is not a format: auto, tar, whole or records", format);
-    if (!compression_of(compression, &o.compression))
-        return fail_usage(cmd->name, "\"%s\" is not a compression: default, off, fast or dense", compression);
-    if ((o.format == LARDER_SHARD_RECORDS) != (o.record_bytes != 0))
-        return fail_usage(cmd->name, "--format records and --record-bytes go together");
+    if ((status = import_options(cmd, &o, format, compression, window)) != STATUS_OK)
+        return status;
     if (label_text && !labels_split(owned = need(strdup(label_text)), labels)) {
         free(owned);
         return fail_usage(cmd->name, "--labels needs KEY=VALUE,KEY=VALUE, at most %d", LABELS_MAX);
@@ -119,12 +144,6 @@ static int import_run(const struct command *cmd, int argc, char **argv)
             return fail_with(errno == ENOENT ? STATUS_MISSING : STATUS_DENIED, "%s cannot be read: %s",
                              argv[i], strerror(errno));
         }
-    const char *twice = same_name(argc - 1, argv + 1);
-    if (twice) {
-        free(owned);
-        return fail_usage(cmd->name, "two files are called %s, and a shard has the base name of its file",
-                          name_text(twice).s);
-    }
     o.dataset = argv[0];
     const char **files = need(calloc((size_t)argc, sizeof *files));
     memcpy(files, argv + 1, (size_t)(argc - 1) * sizeof *files);
@@ -133,17 +152,15 @@ static int import_run(const struct command *cmd, int argc, char **argv)
     progress_begin(&p, "imported");
     o.progress = import_progress;
     o.progress_arg = &p;
+    o.note = import_note;
+    o.note_arg = &p;
     if ((status = client_open(&common, &c)) == STATUS_OK) {
         int r = larder_dataset_import(c, &o, &version, &e);
         progress_end(&p);
         if (r < 0)
             status = fail(&e);
-        else if (common.json)
-            status = json_print(json_pack("{s:s,s:I,s:i}", "dataset", argv[0], "version", (json_int_t)version,
-                                          "shards", argc - 1));
         else
-            printf("imported %s, version %" PRIu64 ": %d shard%s\n", name_text(argv[0]).s, version, argc - 1,
-                   argc == 2 ? "" : "s");
+            status = import_told(c, argv[0], version, common.json);
     }
     free(files);
     free(owned);
@@ -153,11 +170,14 @@ static int import_run(const struct command *cmd, int argc, char **argv)
 const struct command cmd_dataset_import = {
     "dataset import", "encrypt and store shards as a new version of a dataset",
     "usage: larder dataset import NAME FILE... [options]\n"
-    "Each FILE becomes one shard, named by its base name. One commit makes the version exist; until then "
-    "nobody\n"
-    "sees it.\n"
-    "  --format F          auto (default: tar for names that end in .tar, else whole), tar, whole, records\n"
+    "Each FILE becomes one shard, named by its base name. A folder with an index.json, or that file, stands "
+    "for the\n"
+    "shards of an MDS dataset; X.bin and X.idx, or a folder of them, for Megatron token files. One commit "
+    "makes the\n"
+    "version exist; until then nobody sees it.\n"
+    "  --format F          auto (default: by name, else whole), tar, mds, tokens, records, whole\n"
     "  --record-bytes N    with --format records: bytes of one record\n"
+    "  --window N[+E]      with token files: a sample is N tokens and E more (2048+1), not a document\n"
     "  --compression C     default, off, fast, dense\n"
     "  --labels K=V,...    kept with the version\n"
     "  --json              {\"dataset\", \"version\", \"shards\"}\n",

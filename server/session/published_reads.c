@@ -466,8 +466,11 @@ static struct index_job *job_create(struct published *p, struct pubversion *v, u
         err_set(e, ERR_NO_MEMORY, "no memory for a sample index");
         goto failed;
     }
-    if (samples_builder_create(v->dir->format, v->shards[shard].name, v->dir->record_bytes, &j->builder, e) <
-        0)
+    struct samples_source source = {.format = v->dir->format,
+                                    .shard = v->shards[shard].name,
+                                    .shard_bytes = v->shards[shard].bytes,
+                                    .record_bytes = v->dir->record_bytes};
+    if (samples_builder_create(&source, &j->builder, e) < 0)
         goto failed;
     j->p = p;
     j->version = v;

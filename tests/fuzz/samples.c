@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "format/base/hash.h"
-#include "format/samples.h"
+#include "tests/fuzz/found.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
@@ -18,14 +18,7 @@ static void try(const uint8_t *p, size_t n, uint64_t shard)
     check(r == 0 || (r < 0 && e.text[0]));
     if (r < 0)
         return;
-    uint64_t count = samples_count(s);
-    for (uint64_t i = 0; i < count && i < 1000; i++) {
-        (void)samples_key(s, i);
-        for (uint32_t f = 0; f < samples_fields(s, i); f++) {
-            struct sample_field x = samples_field(s, i, f);
-            check(x.name.n > 0 && x.offset <= shard && x.bytes <= shard - x.offset);
-        }
-    }
+    found_check(s, shard);
     check(samples_encode(s, &b, &e) == 0);
     check(b.n == n && memcmp(b.p, p, n) == 0);
     buf_free(&b);

@@ -18,6 +18,7 @@
 #include "format/codec.h"
 #include "format/version.h"
 #include "tests/support/golden.h"
+#include "tests/support/mosaic.h"
 #include "tests/support/tarball.h"
 
 static void put(const char *folder, const char *name, const void *p, size_t n)
@@ -173,6 +174,85 @@ static void tar_seeds(void)
     buf_free(&b);
 }
 
+static void column_fill(void *arg, uint32_t sample, uint32_t column, struct buf *out)
+{
+    const struct mosaic_column *c = arg;
+    for (int64_t i = 0, n = c[column].bytes < 0 ? sample * 3 : c[column].bytes; i < n; i++)
+        buf_u8(out, (uint8_t)(sample + column));
+}
+
+static void mds_seeds(void)
+{
+    struct mosaic_column columns[] = {{"id", "int32", 4}, {"text", "str", -1}, {"wav", "ndarray", -1}};
+    struct buf b = {0}, index = {0};
+    for (uint32_t count = 1; count <= 3; count += 2) {
+        buf_reset(&b);
+        buf_u8(&b, 9);
+        buf_u8(&b, (uint8_t)(count - 1));
+        for (uint32_t i = 0; i < count; i++)
+            buf_u8(&b, columns[i].bytes < 0 ? 255 : (uint8_t)columns[i].bytes);
+        mosaic_shard(&b, columns, count, 5, column_fill, columns);
+        put(CORPUS "mds_shard", count == 1 ? "fixed" : "mixed", b.p, b.n);
+    }
+    struct mosaic_entry entries[] = {
+        {.raw = "shard.00000.mds", .raw_bytes = 900, .samples = 5, .raw_hashes = "\"sha1\": \"00ff\""},
+        {.raw = "1/shard.00000.mds",
+         .zip = "1/s.zstd",
+         .raw_bytes = 9,
+         .zip_bytes = 5,
+         .compression = "zstd:3"}};
+    mosaic_index(&index, columns, 3, entries, 2);
+    put(CORPUS "mds_index", "two", index.p, index.n);
+    buf_free(&b);
+    buf_free(&index);
+}
+
+static void tokens_seeds(void)
+{
+    static const int32_t lengths[] = {3, 0, 5, 2};
+    static const int64_t borders[] = {0, 1, 1, 4};
+    static const struct {
+        const char *name;
+        uint16_t window, extra;
+    } seeds[] = {{"documents", 0, 0}, {"windows", 4, 1}};
+    struct buf b = {0};
+    for (int i = 0; i < 2; i++) {
+        buf_reset(&b);
+        buf_u8(&b, 40);
+        buf_u16(&b, seeds[i].window);
+        buf_u16(&b, seeds[i].extra);
+        buf_u32(&b, 20);
+        mosaic_idx(&b, 8, 2, lengths, 4, borders, 4);
+        put(CORPUS "tokens", seeds[i].name, b.p, b.n);
+    }
+    buf_free(&b);
+}
+
+/* Sample indexes, with the length of their shard before them. */
+static void samples_seeds(void)
+{
+    struct buf b = {0}, shard = {0}, mds = {0};
+    golden_shard(&shard);
+    golden_small(14, &mds);
+    const struct {
+        const char *name;
+        unsigned golden;
+        uint64_t shard_bytes;
+    } seeds[] = {{"shard", 8, shard.n},
+                 {"mds", 11, mds.n},
+                 {"documents", 12, GOLDEN_BIN_BYTES},
+                 {"windows", 13, GOLDEN_BIN_BYTES}};
+    for (size_t i = 0; i < sizeof seeds / sizeof *seeds; i++) {
+        buf_reset(&b);
+        buf_u64(&b, seeds[i].shard_bytes);
+        golden_small(seeds[i].golden, &b);
+        put(CORPUS "samples", seeds[i].name, b.p, b.n);
+    }
+    buf_free(&b);
+    buf_free(&shard);
+    buf_free(&mds);
+}
+
 /* The sealed part of a small index, opened. */
 static void index_seeds(void)
 {
@@ -220,7 +300,7 @@ static void index_seeds(void)
 
 static void seeds(void)
 {
-    struct buf b = {0}, shard = {0};
+    struct buf b = {0};
     golden_segment(&b, true);
     put(CORPUS "segment", "header", b.p, 256);
     put(CORPUS "segment", "trailer", b.p + b.n - BLOCK_BYTES, 256);
@@ -229,19 +309,16 @@ static void seeds(void)
         const char *name = golden_small(i, &b);
         put(CORPUS "records", name, b.p, b.n);
     }
-    golden_shard(&shard);
-    buf_reset(&b);
-    buf_u64(&b, shard.n);
-    golden_small(8, &b);
-    put(CORPUS "samples", "shard", b.p, b.n);
     static const char json[] =
         "\x10\0\0\0{\"__metadata__\":{\"a\":\"b\"},\"w\":{\"dtype\":\"BF16\",\"shape\":[2,3],"
         "\"data_offsets\":[0,12]},\"s\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[12,16]}}";
     put(CORPUS "safetensors", "two", json, sizeof json - 1);
     buf_free(&b);
-    buf_free(&shard);
     codec_seeds();
     tar_seeds();
+    mds_seeds();
+    tokens_seeds();
+    samples_seeds();
     index_seeds();
 }
 

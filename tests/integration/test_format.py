@@ -307,6 +307,40 @@ def test_samples_of_version_1():
     assert found == {("set/a", "v1.txt"): b"one", ("set/a", "cls"): b"7", ("set/b", "txt"): b"", ("c", "txt"): b"three"}
 
 
+def test_samples_in_columns():
+    """Three rows of MDS: what the index says lies where the shard itself says."""
+    shard, c = (GOLDEN / "v1/shard.mds").read_bytes(), record_read("samples-mds", 7)
+    assert c.get("IIQQQ") == (3, 2, len(shard), 0, 3)
+    columns = [(c.bytes16().decode(), c.bytes16().decode(), c.one("Q")) for _ in range(2)]
+    assert columns == [("id", "int32", 4), ("text", "str", MASK)]
+    at = c.one("Q")
+    count, *offsets = struct.unpack_from("<5I", shard)
+    assert count == 3 and offsets[0] == at and offsets[3] == len(shard)
+    for i in range(3):
+        n = c.one("I")
+        assert (at, n) == (offsets[i], 2 * i) and struct.unpack_from("<I", shard, at) == (n,)
+        assert shard[at + 4:at + 8 + n] == struct.pack("<I", 100 + i) + b"a text"[:n]
+        at += 8 + n
+    c.end()
+
+
+def test_samples_of_tokens():
+    raw = (GOLDEN / "v1/tokens.idx").read_bytes()
+    magic, version, code, sequences, borders = struct.unpack_from("<9sQBQQ", raw)
+    assert (magic, version, code, sequences, borders) == (b"MMIDIDX\0\0", 1, 8, 4, 4)
+    lengths = struct.unpack_from("<4i", raw, 34)
+    starts = struct.unpack_from("<4q", raw, 50)
+    documents = struct.unpack_from("<4q", raw, 82)
+    assert [2 * sum(lengths[:i]) for i in range(4)] == list(starts) and len(raw) == 114
+    c = record_read("samples-documents", 7)
+    assert c.get("IIQQQ") == (4, 0, 2 * sum(lengths), 0, 3) and c.get("IIQQ") == (code, 0, 0, 0)
+    assert [c.one("I") for _ in range(3)] == [sum(lengths[a:b]) for a, b in zip(documents, documents[1:])]
+    c.end()
+    c = record_read("samples-windows", 7)
+    assert c.get("IIQQQ") == (4, 0, 2 * sum(lengths), 0, (sum(lengths) - 1) // 4) and c.get("IIQQ") == (code, 0, 4, 1)
+    c.end()
+
+
 def mix(x):
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9 & MASK
     x = (x ^ x >> 27) * 0x94d049bb133111eb & MASK

@@ -73,7 +73,8 @@ bool world_damage_sample(struct feed_world *w, uint32_t shard, uint64_t number)
     struct err e;
     const struct buf *file = &w->corpus.files[shard];
     bool found = false;
-    assert_int_equal(samples_builder_create(SHARD_TAR, "x", 0, &b, &e), 0);
+    struct samples_source source = {.format = SHARD_TAR, .shard = "x", .shard_bytes = file->n};
+    assert_int_equal(samples_builder_create(&source, &b, &e), 0);
     assert_int_equal(samples_builder_push(b, file->p, file->n, &e), 0);
     assert_int_equal(samples_builder_finish(b, &s, &e), 0);
     for (uint32_t k = 0; k < samples_fields(s, number) && !found; k++) {

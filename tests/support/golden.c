@@ -9,6 +9,7 @@
 #include "format/samples.h"
 #include "format/seal.h"
 #include "format/version.h"
+#include "tests/support/mosaic.h"
 #include "tests/support/tarball.h"
 
 struct id golden_id(uint8_t seed)
@@ -315,19 +316,68 @@ void golden_shard(struct buf *out)
     tarball_end(out);
 }
 
-static void samples_make(struct buf *out)
+static const struct mosaic_column golden_columns[] = {{"id", "int32", 4}, {"text", "str", -1}};
+
+static void column_fill(void *arg, uint32_t sample, uint32_t column, struct buf *out)
+{
+    (void)arg;
+    if (column == 0)
+        buf_u32(out, 100 + sample);
+    else
+        buf_put(out, "a text", 2 * sample);
+}
+
+static void mds_make(struct buf *shard, struct buf *json)
+{
+    struct buf own = {0};
+    shard = shard ? shard : &own;
+    mosaic_shard(shard, golden_columns, 2, 3, column_fill, NULL);
+    struct mosaic_entry entry = {.raw = "shard.mds", .raw_bytes = shard->n, .samples = 3};
+    if (json)
+        mosaic_index(json, golden_columns, 2, &entry, 1);
+    buf_free(&own);
+}
+
+static void idx_make(struct buf *out)
+{
+    static const int32_t lengths[] = {3, 0, 5, 2};
+    static const int64_t borders[] = {0, 1, 1, 4};
+    mosaic_idx(out, 8, 2, lengths, 4, borders, 4);
+}
+
+static void index_make(const struct samples_source *source, const struct buf *bytes, struct buf *out)
 {
     struct samples_builder *b;
     struct samples *s;
-    struct buf shard = {0};
-    golden_shard(&shard);
-    check(samples_builder_create(SHARD_TAR, "golden.tar", 0, &b, NULL) == 0);
-    check(samples_builder_push(b, shard.p, shard.n, NULL) == 0);
+    check(samples_builder_create(source, &b, NULL) == 0);
+    check(samples_builder_push(b, bytes->p, bytes->n, NULL) == 0);
     check(samples_builder_finish(b, &s, NULL) == 0);
     check(samples_encode(s, out, NULL) == 0);
     samples_free(s);
     samples_builder_free(b);
-    buf_free(&shard);
+}
+
+static void samples_make(enum shard_format format, struct token_window window, struct buf *out)
+{
+    struct buf bytes = {0}, json = {0};
+    struct mds_index *index = NULL;
+    struct samples_source source = {.format = format, .shard = "golden", .window = window};
+    if (format == SHARD_TAR)
+        golden_shard(&bytes);
+    else if (format == SHARD_TOKENS)
+        idx_make(&bytes);
+    else
+        mds_make(&bytes, &json);
+    if (json.n) {
+        check(mds_index_parse(json.p, json.n, &index, NULL) == 0);
+        source.mds = &index->shards[0];
+    }
+    source.idx_bytes = bytes.n;
+    source.shard_bytes = format == SHARD_TOKENS ? GOLDEN_BIN_BYTES : bytes.n;
+    index_make(&source, &bytes, out);
+    mds_index_free(index);
+    buf_free(&bytes);
+    buf_free(&json);
 }
 
 static void safetensors_make(struct buf *out)
@@ -343,8 +393,23 @@ static void safetensors_make(struct buf *out)
 
 const char *golden_small(unsigned i, struct buf *out)
 {
-    static const char *const names[] = {"envelope", "commit", "store",   "tenant",      "run",      "attempt",
-                                        "pin",      "bad",    "samples", "safetensors", "shard.tar"};
+    static const char *const names[] = {"envelope",
+                                        "commit",
+                                        "store",
+                                        "tenant",
+                                        "run",
+                                        "attempt",
+                                        "pin",
+                                        "bad",
+                                        "samples",
+                                        "safetensors",
+                                        "shard.tar",
+                                        "samples-mds",
+                                        "samples-documents",
+                                        "samples-windows",
+                                        "shard.mds",
+                                        "index.json",
+                                        "tokens.idx"};
     struct commit c;
     struct record_store store = {.store_id = golden_id(1), .created_ns = GOLDEN_TIME_NS};
     struct record_tenant tenant = {.name = GOLDEN_TENANT,
@@ -382,9 +447,15 @@ const char *golden_small(unsigned i, struct buf *out)
     case 5: check(record_attempt_encode(&attempt, out, NULL) == 0); break;
     case 6:
     case 7: check(record_mark_encode(&mark, out, NULL) == 0); break;
-    case 8: samples_make(out); break;
+    case 8: samples_make(SHARD_TAR, (struct token_window){0}, out); break;
     case 9: safetensors_make(out); break;
     case 10: golden_shard(out); break;
+    case 11: samples_make(SHARD_MDS, (struct token_window){0}, out); break;
+    case 12: samples_make(SHARD_TOKENS, (struct token_window){0}, out); break;
+    case 13: samples_make(SHARD_TOKENS, (struct token_window){4, 1}, out); break;
+    case 14: mds_make(out, NULL); break;
+    case 15: mds_make(NULL, out); break;
+    case 16: idx_make(out); break;
     }
     check(!out->failed);
     return names[i];

@@ -16,6 +16,7 @@
 #define GOLDEN_CHUNKS    9u
 #define GOLDEN_TENANT    "golden"
 #define GOLDEN_KEK_EPOCH 3u
+#define GOLDEN_BIN_BYTES 20u /* of the tokens that tokens.idx speaks of */
 #define GOLDEN_TIME_NS   1700000000123456789ull
 
 /* n ids of bytes `seed`, seed + 1, ... */

@@ -477,7 +477,9 @@ static void on_published_samples(struct shelf *s, int l, const struct frame_head
     struct samples *samples = NULL;
     struct buf out = {0};
     struct err e;
-    int rc = samples_builder_create(s->o.format, f->name, s->o.record_bytes, &b, &e);
+    struct samples_source source = {
+        .format = s->o.format, .shard = f->name, .shard_bytes = f->n, .record_bytes = s->o.record_bytes};
+    int rc = samples_builder_create(&source, &b, &e);
     if (rc == 0)
         rc = samples_builder_push(b, f->p, f->n, &e);
     if (rc == 0)

@@ -284,7 +284,8 @@ static int broken_read(const char *name, struct err *e)
     } else {
         struct samples_builder *b;
         struct samples *s;
-        r = samples_builder_create(SHARD_TAR, name, 0, &b, e);
+        r = samples_builder_create(
+            &(struct samples_source){.format = SHARD_TAR, .shard = name, .shard_bytes = n}, &b, e);
         if (r == 0)
             r = samples_builder_push(b, p, n, e);
         if (r == 0)

@@ -20,7 +20,9 @@ static int build(enum shard_format format, uint64_t record, const uint8_t *p, si
                  struct samples **out, struct err *e)
 {
     struct samples_builder *b;
-    int r = samples_builder_create(format, "train/s-0001.tar", record, &b, e);
+    struct samples_source source = {
+        .format = format, .shard = "train/s-0001.tar", .shard_bytes = n, .record_bytes = record};
+    int r = samples_builder_create(&source, &b, e);
     if (r < 0)
         return r;
     for (size_t at = 0; r == 0 && at < n;) {
@@ -61,8 +63,9 @@ static bool has(const struct samples *s, uint64_t i, const char *key, const char
 }
 
 static const char *const usual[] = {
-    "a.jpg",  "a.cls",   "b.jpg",     "b.seg.png", "v1.0/c.jpg", "v1.0/c.JSON", "./d.e.f/g.x.tar.gz",
-    "README", ".hidden", "x/._a.jpg", "h.",        NULL};
+    "a.jpg",  "a.cls",   "b.jpg",     "b.seg.png", "v1.0/c.jpg",   "v1.0/c.JSON",    "./d.e.f/g.x.tar.gz",
+    "README", ".hidden", "x/._a.jpg", "h.",        "__meta__.txt", "__worker__/a.b", "__a/b.c",
+    NULL};
 
 static void keys_end_at_the_first_dot_of_the_base_name(void **state)
 {
@@ -73,13 +76,14 @@ static void keys_end_at_the_first_dot_of_the_base_name(void **state)
             struct samples *s;
             struct err e;
             assert_int_equal(build(SHARD_TAR, 0, b.p, b.n, piece, &s, &e), 0);
-            assert_int_equal(samples_count(s), 6);
+            assert_int_equal(samples_count(s), 7);
             assert_true(has(s, 0, "a", "jpg cls"));
             assert_true(has(s, 1, "b", "jpg seg.png"));
             assert_true(has(s, 2, "v1.0/c", "jpg JSON"));
             assert_true(has(s, 3, "./d.e.f/g", "x.tar.gz"));
-            assert_true(has(s, 4, "README", "bin"));
-            assert_true(has(s, 5, "h", "bin"));
+            assert_true(has(s, 4, "h", "bin"));
+            assert_true(has(s, 5, "__meta__", "txt")); /* no note: its name goes on behind the "__" */
+            assert_true(has(s, 6, "__a/b", "c"));
             struct sample_field f = samples_field(s, 1, 1);
             assert_true(f.bytes == 9 && memcmp(b.p + f.offset, "b.seg.png", 9) == 0);
             samples_free(s);
