@@ -282,23 +282,21 @@ void part_scratch_free(struct part_scratch *s)
     free(s);
 }
 
-static int decode_stored(const struct part *p, struct part_scratch *s, uint32_t number, void *stored,
-                         void *out, struct err *e)
+/* The checksum is taken while the cipher reads the bytes; what does not fit it was damaged on disk or on the
+ * way, which says more than that its tag does not fit either. */
+static int open_stored(const struct part *p, struct part_scratch *s, uint32_t number, void *stored,
+                       struct err *e)
 {
     const struct chunk_entry *c = &p->chunks[number];
-    struct hash128 found = hash128(stored, c->stored_bytes);
-    if (memcmp(&found, &c->stored_hash, sizeof found) != 0) {
-        char want[2 * HASH128_BYTES + 1], got[2 * HASH128_BYTES + 1];
-        hex_encode(&c->stored_hash, HASH128_BYTES, want);
-        hex_encode(&found, HASH128_BYTES, got);
-        return err_set(e, ERR_CORRUPT, "its %u stored bytes at %llu have checksum %s, expected %s",
-                       c->stored_bytes, (unsigned long long)c->offset, got, want);
-    }
-    int rc = open_chunk(p->seal, s->seal, number, c, stored, stored, e);
-    if (rc == 0)
-        rc = codec_decode(s->codec, (enum codec)c->codec, (enum dtype)c->dtype, stored,
-                          c->stored_bytes - TAG_BYTES, out, c->plain_bytes, e);
-    return rc;
+    struct hash128 found = c->stored_hash;
+    int rc = open_chunk(p->seal, s->seal, number, c, stored, stored, &found, e);
+    if (memcmp(&found, &c->stored_hash, sizeof found) == 0)
+        return rc;
+    char want[2 * HASH128_BYTES + 1], got[2 * HASH128_BYTES + 1];
+    hex_encode(&c->stored_hash, HASH128_BYTES, want);
+    hex_encode(&found, HASH128_BYTES, got);
+    return err_set(e, ERR_CORRUPT, "its %u stored bytes at %llu have checksum %s, expected %s",
+                   c->stored_bytes, (unsigned long long)c->offset, got, want);
 }
 
 int part_decode(const struct part *p, struct part_scratch *s, uint32_t number, void *stored, void *out,
@@ -306,17 +304,14 @@ int part_decode(const struct part *p, struct part_scratch *s, uint32_t number, v
 {
     check(number < p->chunk_count);
     const struct chunk_entry *c = &p->chunks[number];
-    int rc = 0;
-    if (c->stored_bytes == 0)
-        memset(out, 0, c->plain_bytes);
-    else
-        rc = decode_stored(p, s, number, stored, out, e);
-    if (rc == 0) {
-        struct hash128 found = hash128(out, c->plain_bytes);
-        if (memcmp(&found, &p->index.plain_hashes[number], sizeof found) != 0)
-            rc = err_set(e, ERR_CORRUPT, "it decodes, but not to the %u bytes that were saved",
-                         c->plain_bytes);
-    }
+    struct hash128 found;
+    int rc = open_stored(p, s, number, stored, e);
+    if (rc == 0)
+        rc = codec_decode(s->codec, (enum codec)c->codec, (enum dtype)c->dtype, stored,
+                          c->stored_bytes > 0 ? c->stored_bytes - TAG_BYTES : 0, out, c->plain_bytes, &found,
+                          e);
+    if (rc == 0 && memcmp(&found, &p->index.plain_hashes[number], sizeof found) != 0)
+        rc = err_set(e, ERR_CORRUPT, "it decodes, but not to the %u bytes that were saved", c->plain_bytes);
     if (rc < 0) {
         char id[2 * ID_BYTES + 1];
         hex_encode(&p->header.segment_id, ID_BYTES, id);

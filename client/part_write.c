@@ -374,7 +374,7 @@ static int decode_again(struct part_scratch *sc, const struct sealed *s, size_t 
         return err_set(e, ERR_NO_MEMORY, "no memory for decoding a chunk again");
     const struct chunk_entry *c = &s->entry;
     int rc = codec_decode(sc->codec, (enum codec)c->codec, (enum dtype)c->dtype, sc->bytes, payload,
-                          sc->plain, c->plain_bytes, e);
+                          sc->plain, c->plain_bytes, NULL, e);
     if (rc == 0 && memcmp(sc->plain, plain, c->plain_bytes) != 0)
         rc = err_set(e, ERR_CORRUPT, "codec %s did not give back the bytes that it was given",
                      codec_name((enum codec)c->codec));
@@ -397,7 +397,7 @@ static int seal_one(struct part_writer *w, struct part_scratch *sc, struct seale
     size_t payload = 0;
     enum codec codec;
     int rc = codec_encode(sc->codec, w->o.level, (enum dtype)c->dtype, plain, c->plain_bytes, sc->bytes,
-                          &payload, &codec, e);
+                          &payload, &codec, &w->plain_hashes[s->number], e);
     if (rc < 0)
         return rc;
     c->codec = (uint8_t)codec;
@@ -409,11 +409,8 @@ static int seal_one(struct part_writer *w, struct part_scratch *sc, struct seale
     s->bytes = spare_take(w, c->stored_bytes, &s->room);
     if (!s->bytes)
         return err_set(e, ERR_NO_MEMORY, "no memory for a chunk of %u bytes", c->stored_bytes);
-    rc = seal_chunk(w->seal, sc->seal, s->number, c->plain_bytes, codec, (enum dtype)c->dtype, sc->bytes,
-                    payload, s->bytes, e);
-    if (rc == 0)
-        c->stored_hash = hash128(s->bytes, c->stored_bytes);
-    return rc;
+    return seal_chunk(w->seal, sc->seal, s->number, c->plain_bytes, codec, (enum dtype)c->dtype, sc->bytes,
+                      payload, s->bytes, &c->stored_hash, e);
 }
 
 /* Waits while enough is on its way. The calls on their way have deadlines, so this ends. */
@@ -442,7 +439,6 @@ int part_writer_chunk(struct part_writer *w, struct part_scratch *sc, uint32_t n
         s->number = number;
         s->entry = (struct chunk_entry){.plain_bytes = plain_bytes, .dtype = (uint8_t)dtype};
         list_init(&s->link);
-        w->plain_hashes[number] = hash128(plain, plain_bytes);
         rc = seal_one(w, sc, s, plain, e);
     }
     pthread_mutex_lock(&w->lock);

@@ -13,6 +13,8 @@
 
 #include "format/base/secret.h"
 
+#define PIECE_BYTES (32u << 10) /* stays in the nearest cache but one: a multiple of the cipher's block */
+
 struct aead {
     EVP_CIPHER_CTX *ctx;
     bool seals;
@@ -47,38 +49,66 @@ void aead_key(struct aead *a, const uint8_t key[AEAD_KEY_BYTES])
     a->keyed = true;
 }
 
-/* Nonce, associated data, then n bytes through the cipher. */
-static void run(struct aead *a, const uint8_t *nonce, const void *ad, size_t ad_bytes, const void *in,
-                size_t n, uint8_t *out)
+/* Nonce, and associated data. */
+static void begin(struct aead *a, const uint8_t *nonce, const void *ad, size_t ad_bytes, size_t n)
 {
     int done;
     check(a->keyed && ad_bytes <= AEAD_BYTES_MAX && n <= AEAD_BYTES_MAX);
     check(EVP_CipherInit_ex(a->ctx, NULL, NULL, NULL, nonce, a->seals) == 1);
     if (ad_bytes > 0)
         check(EVP_CipherUpdate(a->ctx, NULL, &done, ad, (int)ad_bytes) == 1);
-    if (n > 0)
-        check(EVP_CipherUpdate(a->ctx, out, &done, in, (int)n) == 1 && done == (int)n);
+}
+
+/* n bytes through the cipher; with a sum in pieces, each of which is hashed where it is sealed. */
+static void run(struct aead *a, const uint8_t *in, size_t n, uint8_t *out, struct hash128_sum *sum)
+{
+    size_t piece = sum ? PIECE_BYTES : n;
+    int done;
+    for (size_t at = 0; at < n; at += piece) {
+        size_t take = n - at < piece ? n - at : piece;
+        if (sum && !a->seals)
+            hash128_add(sum, in + at, take);
+        check(EVP_CipherUpdate(a->ctx, out + at, &done, in + at, (int)take) == 1 && done == (int)take);
+        if (sum && a->seals)
+            hash128_add(sum, out + at, take);
+    }
 }
 
 void aead_seal(struct aead *a, const uint8_t nonce[AEAD_NONCE_BYTES], const void *ad, size_t ad_bytes,
-               const void *plain, size_t n, uint8_t *out)
+               const void *plain, size_t n, uint8_t *out, struct hash128 *sum)
 {
+    struct hash128_sum s;
     int done;
     check(a->seals);
-    run(a, nonce, ad, ad_bytes, plain, n, out);
+    if (sum)
+        hash128_begin(&s);
+    begin(a, nonce, ad, ad_bytes, n);
+    run(a, plain, n, out, sum ? &s : NULL);
     check(EVP_CipherFinal_ex(a->ctx, out + n, &done) == 1 && done == 0);
     check(EVP_CIPHER_CTX_ctrl(a->ctx, EVP_CTRL_AEAD_GET_TAG, AEAD_TAG_BYTES, out + n) == 1);
+    if (sum) {
+        hash128_add(&s, out + n, AEAD_TAG_BYTES);
+        *sum = hash128_end(&s);
+    }
 }
 
 int aead_open(struct aead *a, const uint8_t nonce[AEAD_NONCE_BYTES], const void *ad, size_t ad_bytes,
-              const void *sealed, size_t n, uint8_t *out)
+              const void *sealed, size_t n, uint8_t *out, struct hash128 *sum)
 {
+    struct hash128_sum s;
     int done;
     uint8_t tag[AEAD_TAG_BYTES], none[1];
     check(!a->seals && n >= sizeof tag);
     n -= sizeof tag;
     __builtin_memcpy(tag, (const uint8_t *)sealed + n, sizeof tag);
-    run(a, nonce, ad, ad_bytes, sealed, n, out);
+    if (sum)
+        hash128_begin(&s);
+    begin(a, nonce, ad, ad_bytes, n);
+    run(a, sealed, n, out, sum ? &s : NULL);
+    if (sum) {
+        hash128_add(&s, tag, sizeof tag);
+        *sum = hash128_end(&s);
+    }
     check(EVP_CIPHER_CTX_ctrl(a->ctx, EVP_CTRL_AEAD_SET_TAG, sizeof tag, tag) == 1);
     if (EVP_CipherFinal_ex(a->ctx, none, &done) == 1)
         return 0;

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "format/base/err.h"
+#include "format/base/hash.h"
 
 #define AEAD_KEY_BYTES   32
 #define AEAD_NONCE_BYTES 12
@@ -24,12 +25,13 @@ void aead_free(struct aead *a); /* wipes the key schedule */
 /* To be set before first use; setting it costs far more than sealing a small message. */
 void aead_key(struct aead *a, const uint8_t key[AEAD_KEY_BYTES]);
 
-/* Writes n + AEAD_TAG_BYTES bytes; out may equal plain, and does not overlap it otherwise. */
+/* Writes n + AEAD_TAG_BYTES bytes; out may equal plain, and does not overlap it otherwise. sum: the hash of
+ * what was written, taken piece by piece while it is in the cache; may be NULL. */
 void aead_seal(struct aead *a, const uint8_t nonce[AEAD_NONCE_BYTES], const void *ad, size_t ad_bytes,
-               const void *plain, size_t n, uint8_t *out);
-/* n includes the tag, n >= AEAD_TAG_BYTES; writes n - AEAD_TAG_BYTES bytes; out may equal sealed. 0 or
- * -EBADMSG: then out was wiped. */
+               const void *plain, size_t n, uint8_t *out, struct hash128 *sum);
+/* n includes the tag, n >= AEAD_TAG_BYTES; writes n - AEAD_TAG_BYTES bytes; out may equal sealed. sum: as
+ * above, of the n sealed bytes. 0 or -EBADMSG: then out was wiped. */
 must_check int aead_open(struct aead *a, const uint8_t nonce[AEAD_NONCE_BYTES], const void *ad,
-                         size_t ad_bytes, const void *sealed, size_t n, uint8_t *out);
+                         size_t ad_bytes, const void *sealed, size_t n, uint8_t *out, struct hash128 *sum);
 
 #endif

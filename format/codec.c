@@ -21,6 +21,7 @@
 #define SLACK_BYTES  1024u      /* that an encoder may write before it is told that it did not gain */
 #define PROBE_PIECES 3u         /* of what zstd is tried on */
 #define PROBE_BYTES  (8u << 10) /* each */
+#define COPY_PIECE   (32u << 10)
 #define ZSTD_FAST    1
 #define ZSTD_DENSE   6
 
@@ -142,45 +143,83 @@ static enum codec choose(struct codec_state *s, enum codec_level level, enum dty
     return zstd < enough ? CODEC_ZSTD : CODEC_RAW;
 }
 
+/* Copies, and adds to the sum what it copies while it is in the cache. */
+static void copy(uint8_t *out, const uint8_t *in, size_t n, struct hash128_sum *sum)
+{
+    size_t piece = sum ? COPY_PIECE : n;
+    for (size_t at = 0; at < n; at += piece) {
+        size_t take = n - at < piece ? n - at : piece;
+        memcpy(out + at, in + at, take);
+        if (sum)
+            hash128_add(sum, in + at, take);
+    }
+}
+
 static size_t pack(struct codec_state *s, enum codec codec, enum codec_level level, const uint8_t *plain,
-                   size_t n, uint8_t *out)
+                   size_t n, uint8_t *out, struct hash128_sum *sum)
 {
     if (codec == CODEC_PLANES)
-        return planes_encode(s->planes, plain, n, out);
+        return planes_encode(s->planes, plain, n, out, sum);
+    if (sum)
+        hash128_add(sum, plain, n);
     return zstd_pack(s, level == CODEC_LEVEL_DENSE ? ZSTD_DENSE : ZSTD_FAST, plain, n, out, n);
 }
 
-int codec_encode(struct codec_state *s, enum codec_level level, enum dtype dtype, const void *plain, size_t n,
-                 void *out, size_t *payload_bytes, enum codec *codec, struct err *e)
+/* What all the bytes together say. RAW: nothing. */
+static enum codec look(struct codec_state *s, enum codec_level level, enum dtype dtype, const uint8_t *plain,
+                       size_t n)
 {
+    if (level == CODEC_LEVEL_OFF)
+        return CODEC_RAW;
+    if (all_zero(plain, n))
+        return CODEC_ZERO;
+    if (all_equal(plain, n, unit_bytes(dtype)))
+        return CODEC_CONSTANT;
+    return n >= SMALL_BYTES ? choose(s, level, dtype, plain, n) : CODEC_RAW;
+}
+
+/* As the codec says, or raw if that gains nothing. Returns the payload's size. */
+static size_t encode(struct codec_state *s, enum codec_level level, enum dtype dtype, const uint8_t *plain,
+                     size_t n, uint8_t *out, enum codec *codec, struct hash128_sum *sum)
+{
+    size_t packed = 0;
+    switch (*codec) {
+    case CODEC_ZERO: break;
+    case CODEC_CONSTANT:
+        packed = unit_bytes(dtype);
+        memcpy(out, plain, packed);
+        break;
+    case CODEC_RAW: break;
+    default: packed = pack(s, *codec, level, plain, n, out, sum);
+    }
+    if (*codec == CODEC_ZERO || *codec == CODEC_CONSTANT) {
+        if (sum)
+            hash128_add(sum, plain, n);
+        return packed;
+    }
+    if (packed > 0 && packed < n)
+        return packed;
+    if (sum)
+        hash128_begin(sum);
+    *codec = CODEC_RAW;
+    copy(out, plain, n, sum);
+    return n;
+}
+
+int codec_encode(struct codec_state *s, enum codec_level level, enum dtype dtype, const void *plain, size_t n,
+                 void *out, size_t *payload_bytes, enum codec *codec, struct hash128 *plain_hash,
+                 struct err *e)
+{
+    struct hash128_sum sum;
     if (!dtype_known(dtype) || n == 0 || n > CHUNK_PLAIN_BYTES_MAX || n % unit_bytes(dtype) != 0)
         return err_set(e, ERR_INVALID, "a chunk of %zu bytes of %s; expected 1 to %u bytes of whole elements",
                        n, dtype_name(dtype), CHUNK_PLAIN_BYTES_MAX);
-    size_t unit = unit_bytes(dtype), packed = 0;
-    *codec = CODEC_RAW;
-    if (level != CODEC_LEVEL_OFF) {
-        if (all_zero(plain, n)) {
-            *codec = CODEC_ZERO;
-            *payload_bytes = 0;
-            return 0;
-        }
-        if (all_equal(plain, n, unit)) {
-            *codec = CODEC_CONSTANT;
-            *payload_bytes = unit;
-            memcpy(out, plain, unit);
-            return 0;
-        }
-        if (n >= SMALL_BYTES)
-            *codec = choose(s, level, dtype, plain, n);
-    }
-    if (*codec != CODEC_RAW)
-        packed = pack(s, *codec, level, plain, n, out);
-    if (packed == 0 || packed >= n) {
-        *codec = CODEC_RAW;
-        memcpy(out, plain, n);
-        packed = n;
-    }
-    *payload_bytes = packed;
+    if (plain_hash)
+        hash128_begin(&sum);
+    *codec = look(s, level, dtype, plain, n);
+    *payload_bytes = encode(s, level, dtype, plain, n, out, codec, plain_hash ? &sum : NULL);
+    if (plain_hash)
+        *plain_hash = hash128_end(&sum);
     return 0;
 }
 
@@ -194,20 +233,17 @@ static void repeat(uint8_t *out, size_t n, const uint8_t *unit, size_t unit_n)
     }
 }
 
-int codec_decode(struct codec_state *s, enum codec codec, enum dtype dtype, const void *payload,
-                 size_t payload_bytes, void *out, size_t n, struct err *e)
+/* Any codec but planes. False: the payload does not give n bytes. */
+static bool decode(struct codec_state *s, enum codec codec, size_t unit, const uint8_t *payload,
+                   size_t payload_bytes, uint8_t *out, size_t n, struct hash128_sum *sum)
 {
-    bool fine = dtype_known(dtype) && n > 0 && n <= CHUNK_PLAIN_BYTES_MAX;
-    if (!fine)
-        return err_set(e, ERR_CORRUPT, "codec %s: %zu plain bytes of %s cannot be", codec_name(codec), n,
-                       dtype_name(dtype));
-    size_t unit = unit_bytes(dtype);
+    bool fine = false;
     switch (codec) {
     case CODEC_RAW:
-        fine = payload_bytes == n;
-        if (fine)
-            memcpy(out, payload, n);
-        break;
+        if (payload_bytes != n)
+            return false;
+        copy(out, payload, n, sum);
+        return true;
     case CODEC_ZERO:
         fine = payload_bytes == 0;
         if (fine)
@@ -222,13 +258,31 @@ int codec_decode(struct codec_state *s, enum codec codec, enum dtype dtype, cons
         fine = ZSTD_findFrameCompressedSize(payload, payload_bytes) == payload_bytes &&
                ZSTD_decompressDCtx(s->unpack, out, n, payload, payload_bytes) == n;
         break;
-    case CODEC_PLANES: return planes_decode(s->planes, dtype, payload, payload_bytes, out, n, e);
-    default: fine = false;
+    default: break;
     }
-    if (fine)
-        return 0;
-    return err_set(e, ERR_CORRUPT,
-                   "codec %s: %zu bytes of payload do not give %zu plain bytes of %s; the chunk "
-                   "is damaged",
-                   codec_name(codec), payload_bytes, n, dtype_name(dtype));
+    if (fine && sum)
+        hash128_add(sum, out, n);
+    return fine;
+}
+
+int codec_decode(struct codec_state *s, enum codec codec, enum dtype dtype, const void *payload,
+                 size_t payload_bytes, void *out, size_t n, struct hash128 *plain_hash, struct err *e)
+{
+    struct hash128_sum all, *sum = plain_hash ? &all : NULL;
+    int rc = 0;
+    if (!dtype_known(dtype) || n == 0 || n > CHUNK_PLAIN_BYTES_MAX)
+        return err_set(e, ERR_CORRUPT, "codec %s: %zu plain bytes of %s cannot be", codec_name(codec), n,
+                       dtype_name(dtype));
+    if (sum)
+        hash128_begin(sum);
+    if (codec == CODEC_PLANES)
+        rc = planes_decode(s->planes, dtype, payload, payload_bytes, out, n, sum, e);
+    else if (!decode(s, codec, unit_bytes(dtype), payload, payload_bytes, out, n, sum))
+        rc = err_set(e, ERR_CORRUPT,
+                     "codec %s: %zu bytes of payload do not give %zu plain bytes of %s; the chunk "
+                     "is damaged",
+                     codec_name(codec), payload_bytes, n, dtype_name(dtype));
+    if (rc == 0 && sum)
+        *plain_hash = hash128_end(sum);
+    return rc;
 }

@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "format/base/err.h"
+#include "format/base/hash.h"
 #include "format/dtype.h"
 
 enum codec {
@@ -53,13 +54,15 @@ size_t codec_payload_max(size_t n);
 
 /* Encodes n > 0 plain bytes; n is a multiple of the element size where dtype has one of whole bytes. out
  * holds codec_payload_max(n) bytes and does not overlap. Gives the payload's size (<= n unless n < 64) and
- * codec. */
+ * codec. plain_hash: of the plain bytes, for less than hashing them before or after; may be NULL. */
 must_check int codec_encode(struct codec_state *s, enum codec_level level, enum dtype dtype,
                             const void *plain, size_t n, void *out, size_t *payload_bytes, enum codec *codec,
-                            struct err *e);
+                            struct hash128 *plain_hash, struct err *e);
 
-/* Decodes into exactly n bytes at out, which does not overlap. ERR_CORRUPT naming the codec otherwise. */
+/* Decodes into exactly n bytes at out, which does not overlap. ERR_CORRUPT naming the codec otherwise.
+ * plain_hash: of what was decoded; may be NULL. */
 must_check int codec_decode(struct codec_state *s, enum codec codec, enum dtype dtype, const void *payload,
-                            size_t payload_bytes, void *out, size_t n, struct err *e);
+                            size_t payload_bytes, void *out, size_t n, struct hash128 *plain_hash,
+                            struct err *e);
 
 #endif

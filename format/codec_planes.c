@@ -299,7 +299,7 @@ static unsigned plane_to_fuse(const struct planes_state *s)
 
 /* Splits, and codes plane `fused` in blocks that stay in the cache. The body's bytes; 0: more than room. */
 static size_t split_fused(struct planes_state *s, const uint8_t *plain, size_t elements, unsigned fused,
-                          uint8_t *planes[PLANES_MAX], uint8_t *out, size_t room)
+                          uint8_t *planes[PLANES_MAX], uint8_t *out, size_t room, struct hash128_sum *sum)
 {
     const struct plane_plan *plan = &s->plan[fused];
     size_t masks = tier_mask_bytes(elements, plan->tier[0].k), found = 0, rest = 0;
@@ -310,6 +310,8 @@ static size_t split_fused(struct planes_state *s, const uint8_t *plain, size_t e
         size_t n = elements - at < BLOCK_ELEMENTS ? elements - at : BLOCK_ELEMENTS;
         for (unsigned p = 0; p < s->width; p++)
             to[p] = p == fused ? s->block : planes[p] + at;
+        if (sum)
+            hash128_add(sum, plain + at * s->width, n * s->width);
         s->ops->split(plain + at * s->width, n, s->width, s->rotate, to);
         found +=
             s->ops->encode(s->block, n, plan->tier[0].k, plan->tier[0].base, mask, s->escapes[0] + found);
@@ -318,6 +320,14 @@ static size_t split_fused(struct planes_state *s, const uint8_t *plain, size_t e
     if (found > 0 && (rest = tiers_encode(s, plan, 1, s->escapes[0], found, mask, room - masks)) == 0)
         return 0;
     return masks + rest;
+}
+
+static void split_whole(const struct planes_state *s, const uint8_t *plain, size_t elements,
+                        uint8_t *const planes[PLANES_MAX], struct hash128_sum *sum)
+{
+    if (sum)
+        hash128_add(sum, plain, elements * s->width);
+    s->ops->split(plain, elements, s->width, s->rotate, planes);
 }
 
 static uint8_t *heads_put(const struct planes_state *s, uint8_t *out)
@@ -352,7 +362,8 @@ static size_t head_bytes(const struct planes_state *s)
     return (size_t)(heads_put(s, head) - head);
 }
 
-size_t planes_encode(struct planes_state *s, const uint8_t *plain, size_t n, uint8_t *out)
+size_t planes_encode(struct planes_state *s, const uint8_t *plain, size_t n, uint8_t *out,
+                     struct hash128_sum *sum)
 {
     size_t elements = n / s->width, raw = 0, others = 0;
     uint8_t *planes[PLANES_MAX];
@@ -374,9 +385,9 @@ size_t planes_encode(struct planes_state *s, const uint8_t *plain, size_t n, uin
     size_t used = head + raw * elements, fused_body = 0;
     unsigned fused = plane_to_fuse(s);
     if (fused < PLANES_MAX)
-        fused_body = split_fused(s, plain, elements, fused, planes, out + used, n - used);
+        fused_body = split_fused(s, plain, elements, fused, planes, out + used, n - used, sum);
     else
-        s->ops->split(plain, elements, s->width, s->rotate, planes);
+        split_whole(s, plain, elements, planes, sum);
     for (unsigned p = 0; p < s->width; p++) {
         struct plane_plan *plan = &s->plan[p];
         size_t body = 0;
@@ -506,7 +517,7 @@ static unsigned last_to_fuse(const struct planes_state *s, unsigned width)
 
 static void merge_fused(struct planes_state *s, unsigned width, bool rotate, unsigned fused,
                         const struct first_tier *first, const uint8_t *const planes[PLANES_MAX],
-                        size_t elements, uint8_t *out)
+                        size_t elements, uint8_t *out, struct hash128_sum *sum)
 {
     const struct tier *t = &s->plan[fused].tier[0];
     const uint8_t *from[PLANES_MAX], *masks = first->masks, *escapes = first->escapes;
@@ -517,11 +528,22 @@ static void merge_fused(struct planes_state *s, unsigned width, bool rotate, uns
         for (unsigned p = 0; p < width; p++)
             from[p] = p == fused ? s->block : planes[p] + at;
         s->ops->merge(from, n, width, rotate, out + at * width);
+        if (sum)
+            hash128_add(sum, out + at * width, n * width);
     }
 }
 
+static void merge_whole(const struct planes_state *s, unsigned width, bool rotate,
+                        const uint8_t *const planes[PLANES_MAX], size_t elements, uint8_t *out,
+                        struct hash128_sum *sum)
+{
+    s->ops->merge(planes, elements, width, rotate, out);
+    if (sum)
+        hash128_add(sum, out, elements * width);
+}
+
 int planes_decode(struct planes_state *s, enum dtype dtype, const uint8_t *payload, size_t payload_bytes,
-                  uint8_t *out, size_t n, struct err *e)
+                  uint8_t *out, size_t n, struct hash128_sum *sum, struct err *e)
 {
     struct rcur c = rcur_of(payload, payload_bytes);
     unsigned width = planes_width(dtype), layout = rcur_u8(&c), stored = rcur_u8(&c);
@@ -552,8 +574,8 @@ int planes_decode(struct planes_state *s, enum dtype dtype, const uint8_t *paylo
     if (c.failed || c.left > 0)
         return corrupt(e, "it has more bytes than its planes");
     if (fused < PLANES_MAX && elements > 0)
-        merge_fused(s, width, is_float(dtype), fused, &first, planes, elements, out);
+        merge_fused(s, width, is_float(dtype), fused, &first, planes, elements, out, sum);
     else
-        s->ops->merge(planes, elements, width, is_float(dtype), out);
+        merge_whole(s, width, is_float(dtype), planes, elements, out, sum);
     return 0;
 }

@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 #include "format/base/err.h"
+#include "format/base/hash.h"
 #include "format/codec_tiers.h"
 #include "format/dtype.h"
 
@@ -38,11 +39,14 @@ unsigned planes_width(enum dtype dtype);
  * plan that planes_encode() then follows. n is a multiple of the width, and at least 64. */
 size_t planes_probe(struct planes_state *s, enum dtype dtype, bool dense, const uint8_t *plain, size_t n);
 /* Bytes written to out, which has room for n and TIERS_SLACK; 0 if that was not less than n. Only after
- * planes_probe() on the same bytes. */
-size_t planes_encode(struct planes_state *s, const uint8_t *plain, size_t n, uint8_t *out);
+ * planes_probe() on the same bytes. sum, if not NULL: the plain bytes are added to it; to be thrown away if 0
+ * was returned. */
+size_t planes_encode(struct planes_state *s, const uint8_t *plain, size_t n, uint8_t *out,
+                     struct hash128_sum *sum);
 
-/* 0, ERR_CORRUPT, or ERR_NO_MEMORY. */
+/* 0, ERR_CORRUPT, or ERR_NO_MEMORY. sum, if not NULL: the plain bytes are added to it. */
 must_check int planes_decode(struct planes_state *s, enum dtype dtype, const uint8_t *payload,
-                             size_t payload_bytes, uint8_t *out, size_t n, struct err *e);
+                             size_t payload_bytes, uint8_t *out, size_t n, struct hash128_sum *sum,
+                             struct err *e);
 
 #endif

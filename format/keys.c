@@ -153,7 +153,7 @@ int envelope_wrap(const struct kek *kek, const char *tenant, const struct id *ru
     memcpy(out + V_SALT, random_salt, SALT_BYTES);
     derive(kek, out, key, out + V_COMMITMENT);
     aead_key(a, key);
-    aead_seal(a, nonce, out + AD_FROM, AD_BYTES, secret_bytes(dek->key), KEY_BYTES, out + V_SEALED);
+    aead_seal(a, nonce, out + AD_FROM, AD_BYTES, secret_bytes(dek->key), KEY_BYTES, out + V_SEALED, NULL);
     le64_put(out + V_CHECKSUM, hash64(out + V_MAGIC, ENVELOPE_BYTES - V_MAGIC));
     secret_wipe(key, sizeof key);
     aead_free(a);
@@ -251,7 +251,7 @@ static int unseal(const struct kek *kek, const uint8_t *p, struct dek *out, stru
         goto out;
     }
     aead_key(a, key);
-    if (aead_open(a, nonce, p + AD_FROM, AD_BYTES, p + V_SEALED, KEY_BYTES + AEAD_TAG_BYTES, dek) < 0) {
+    if (aead_open(a, nonce, p + AD_FROM, AD_BYTES, p + V_SEALED, KEY_BYTES + AEAD_TAG_BYTES, dek, NULL) < 0) {
         rc =
             err_set(e, ERR_CORRUPT,
                     "key envelope: the KEK is right, but the sealed key at offset %d does not verify; it was "

@@ -250,7 +250,7 @@ static int claim(const struct seal *s, uint32_t bit, const char *what, struct er
 
 int seal_chunk(const struct seal *s, struct seal_state *st, uint32_t number, uint32_t plain_bytes,
                enum codec codec, enum dtype dtype, const void *payload, size_t payload_bytes, void *out,
-               struct err *e)
+               struct hash128 *stored_hash, struct err *e)
 {
     uint8_t nonce[AEAD_NONCE_BYTES], ad[A_END_MAX];
     char what[32];
@@ -266,12 +266,12 @@ int seal_chunk(const struct seal *s, struct seal_state *st, uint32_t number, uin
         return rc;
     nonce_of(DOMAIN_CHUNK, number, nonce);
     chunk_ad(s, number, plain_bytes, codec, dtype, ad);
-    aead_seal(sealing(s, st), nonce, ad, A_OWN + CHUNK_OWN_BYTES, payload, payload_bytes, out);
+    aead_seal(sealing(s, st), nonce, ad, A_OWN + CHUNK_OWN_BYTES, payload, payload_bytes, out, stored_hash);
     return 0;
 }
 
 int open_chunk(const struct seal *s, struct seal_state *st, uint32_t number, const struct chunk_entry *entry,
-               const void *stored, void *out, struct err *e)
+               const void *stored, void *out, struct hash128 *found, struct err *e)
 {
     uint8_t nonce[AEAD_NONCE_BYTES], ad[A_END_MAX];
     if (number >= s->chunks)
@@ -283,7 +283,8 @@ int open_chunk(const struct seal *s, struct seal_state *st, uint32_t number, con
                        entry->stored_bytes, TAG_BYTES, CHUNK_STORED_BYTES_MAX);
     nonce_of(DOMAIN_CHUNK, number, nonce);
     chunk_ad(s, number, entry->plain_bytes, entry->codec, entry->dtype, ad);
-    if (aead_open(opening(s, st), nonce, ad, A_OWN + CHUNK_OWN_BYTES, stored, entry->stored_bytes, out) < 0)
+    if (aead_open(opening(s, st), nonce, ad, A_OWN + CHUNK_OWN_BYTES, stored, entry->stored_bytes, out,
+                  found) < 0)
         return err_set(e, ERR_CORRUPT,
                        "chunk %u at offset %llu (%u bytes) does not verify: its bytes, or its entry in the "
                        "index, are not those that were sealed",
@@ -303,7 +304,7 @@ int seal_index(const struct seal *s, struct seal_state *st, const uint8_t public
         return rc;
     nonce_of(DOMAIN_INDEX, 0, nonce);
     memcpy(ad_begin(s, DOMAIN_INDEX, ad), public_digest, SHA256_BYTES);
-    aead_seal(sealing(s, st), nonce, ad, A_OWN + SHA256_BYTES, plain, n, out);
+    aead_seal(sealing(s, st), nonce, ad, A_OWN + SHA256_BYTES, plain, n, out, NULL);
     return 0;
 }
 
@@ -316,7 +317,7 @@ int open_index(const struct seal *s, struct seal_state *st, const uint8_t public
                        TAG_BYTES, INDEX_BYTES_MAX);
     nonce_of(DOMAIN_INDEX, 0, nonce);
     memcpy(ad_begin(s, DOMAIN_INDEX, ad), public_digest, SHA256_BYTES);
-    if (aead_open(opening(s, st), nonce, ad, A_OWN + SHA256_BYTES, stored, n, out) < 0)
+    if (aead_open(opening(s, st), nonce, ad, A_OWN + SHA256_BYTES, stored, n, out, NULL) < 0)
         return err_set(e, ERR_CORRUPT,
                        "the index does not verify: its sealed part, its chunk table, or the "
                        "segment's header are not those that were sealed");
@@ -337,7 +338,7 @@ int seal_trailer(const struct seal *s, struct seal_state *st, struct segment_tra
         return rc;
     nonce_of(DOMAIN_TRAILER, 0, nonce);
     trailer_ad(s, t, ad);
-    aead_seal(sealing(s, st), nonce, ad, sizeof ad, NULL, 0, t->tag);
+    aead_seal(sealing(s, st), nonce, ad, sizeof ad, NULL, 0, t->tag, NULL);
     return 0;
 }
 
@@ -346,7 +347,7 @@ int check_trailer(const struct seal *s, struct seal_state *st, const struct segm
     uint8_t nonce[AEAD_NONCE_BYTES], ad[A_END_MAX], none[1];
     nonce_of(DOMAIN_TRAILER, 0, nonce);
     trailer_ad(s, t, ad);
-    if (aead_open(opening(s, st), nonce, ad, sizeof ad, t->tag, TAG_BYTES, none) < 0)
+    if (aead_open(opening(s, st), nonce, ad, sizeof ad, t->tag, TAG_BYTES, none, NULL) < 0)
         return err_set(e, ERR_CORRUPT,
                        "the segment's trailer does not verify: its fields, or the segment's "
                        "header, are not those that were sealed");

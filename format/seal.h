@@ -40,14 +40,17 @@ void seal_state_free(struct seal_state *st);
 
 /* out: payload_bytes + TAG_BYTES; may equal payload. Refused, with nothing written: a number that was sealed
  * before (ERR_EXISTS), CODEC_ZERO (ERR_INVALID: nothing is stored, so nothing is sealed). The number counts
- * as used once it was tried. */
+ * as used once it was tried. stored_hash: of what was written (chunk_entry's), for less than hashing it
+ * later; may be NULL. */
 must_check int seal_chunk(const struct seal *s, struct seal_state *st, uint32_t number, uint32_t plain_bytes,
                           enum codec codec, enum dtype dtype, const void *payload, size_t payload_bytes,
-                          void *out, struct err *e);
+                          void *out, struct hash128 *stored_hash, struct err *e);
 /* stored_bytes includes the tag; out: stored_bytes - TAG_BYTES; may equal stored. ERR_CORRUPT naming the
- * chunk; out was wiped then. CODEC_ZERO: nothing is read or written, 0. */
+ * chunk; out was wiped then. CODEC_ZERO: nothing is read or written, 0. found: the hash of the stored bytes,
+ * to be compared with the entry's, also if the chunk does not verify; may be NULL. */
 must_check int open_chunk(const struct seal *s, struct seal_state *st, uint32_t number,
-                          const struct chunk_entry *entry, const void *stored, void *out, struct err *e);
+                          const struct chunk_entry *entry, const void *stored, void *out,
+                          struct hash128 *found, struct err *e);
 
 /* Sealed part of the index: public_digest is the SHA-256 of the public part. out: n + TAG_BYTES, may equal
  * plain. Once per seal (ERR_EXISTS). */

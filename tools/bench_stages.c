@@ -66,7 +66,7 @@ static int encode_all(struct codec_run *r, const uint8_t *p, size_t n)
             if (ZSTD_isError(r->packed_bytes[i]))
                 return -EIO;
         } else if (codec_encode(r->state, (enum codec_level)r->level, r->dtype, p + at, take,
-                                r->packed + i * room, &r->packed_bytes[i], &r->codecs[i], NULL) < 0)
+                                r->packed + i * room, &r->packed_bytes[i], &r->codecs[i], NULL, NULL) < 0)
             return -EIO;
         r->stored += r->packed_bytes[i];
     }
@@ -81,7 +81,7 @@ static int decode_all(struct codec_run *r, uint8_t *out, size_t n)
         if (r->level < 0 ? ZSTD_isError(ZSTD_decompressDCtx(r->zd, out + at, take, r->packed + i * room,
                                                             r->packed_bytes[i]))
                          : codec_decode(r->state, r->codecs[i], r->dtype, r->packed + i * room,
-                                        r->packed_bytes[i], out + at, take, NULL) < 0)
+                                        r->packed_bytes[i], out + at, take, NULL, NULL) < 0)
             return -EIO;
     }
     return 0;
@@ -173,7 +173,7 @@ static int memory_pass(enum stage s, struct memory_run *m)
         else if (s == STAGE_CHECKSUM)
             m->sum += hash128(m->from + at, CHUNK).bytes[0];
         else if (seal_chunk(m->seal, m->seal_state, (uint32_t)(at / CHUNK), CHUNK, CODEC_RAW, DTYPE_U8,
-                            m->from + at, CHUNK, m->to + at / CHUNK * (CHUNK + 64), NULL) < 0)
+                            m->from + at, CHUNK, m->to + at / CHUNK * (CHUNK + 64), NULL, NULL) < 0)
             return -EIO;
     }
     return 0;

@@ -5,20 +5,22 @@
 #include <openssl/evp.h>
 #include <stdbool.h>
 #include <string.h>
+#define XXH_STATIC_LINKING_ONLY /* the size of its state */
 #include <xxhash.h>
 
 #include "format/base/err.h"
 
 #if defined(__x86_64__)
-/* The library's own choice of AVX2 or AVX-512, twice as fast as the plain name; not every build has it. */
+/* The library's own choice of AVX2 or AVX-512, twice as fast as the plain names; not every build has it. */
 __attribute__((weak)) XXH128_hash_t XXH3_128bits_dispatch(const void *p, size_t n);
+__attribute__((weak)) XXH_errorcode XXH3_128bits_update_dispatch(XXH3_state_t *s, const void *p, size_t n);
 
 static bool has_dispatch;
 
 /* Its first call fills a table: here, before there are threads. */
 __attribute__((constructor)) static void dispatch_start(void)
 {
-    has_dispatch = XXH3_128bits_dispatch != NULL;
+    has_dispatch = XXH3_128bits_dispatch && XXH3_128bits_update_dispatch;
     if (has_dispatch)
         (void)XXH3_128bits_dispatch("", 1);
 }
@@ -27,20 +29,53 @@ static XXH128_hash_t xxh128(const void *p, size_t n)
 {
     return has_dispatch ? XXH3_128bits_dispatch(p, n) : XXH3_128bits(p, n);
 }
+
+static XXH_errorcode xxh128_add(XXH3_state_t *s, const void *p, size_t n)
+{
+    return has_dispatch ? XXH3_128bits_update_dispatch(s, p, n) : XXH3_128bits_update(s, p, n);
+}
 #else
 static XXH128_hash_t xxh128(const void *p, size_t n)
 {
     return XXH3_128bits(p, n);
 }
+
+static XXH_errorcode xxh128_add(XXH3_state_t *s, const void *p, size_t n)
+{
+    return XXH3_128bits_update(s, p, n);
+}
 #endif
 
-struct hash128 hash128(const void *p, size_t n)
+static struct hash128 canonical(XXH128_hash_t hash)
 {
     XXH128_canonical_t c;
-    XXH128_canonicalFromHash(&c, xxh128(p, n));
+    XXH128_canonicalFromHash(&c, hash);
     struct hash128 h;
     memcpy(h.bytes, c.digest, sizeof h.bytes);
     return h;
+}
+
+struct hash128 hash128(const void *p, size_t n)
+{
+    return canonical(xxh128(p, n));
+}
+
+_Static_assert(sizeof(struct hash128_sum) == sizeof(XXH3_state_t), "it lies in there");
+
+void hash128_begin(struct hash128_sum *s)
+{
+    XXH3_INITSTATE((XXH3_state_t *)s);
+    check(XXH3_128bits_reset((XXH3_state_t *)s) == XXH_OK);
+}
+
+void hash128_add(struct hash128_sum *s, const void *p, size_t n)
+{
+    check(xxh128_add((XXH3_state_t *)s, p, n) == XXH_OK);
+}
+
+struct hash128 hash128_end(const struct hash128_sum *s)
+{
+    return canonical(XXH3_128bits_digest((const XXH3_state_t *)s));
 }
 
 uint64_t hash64(const void *p, size_t n)

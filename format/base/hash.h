@@ -18,6 +18,14 @@ struct hash128 {
 };
 
 struct hash128 hash128(const void *p, size_t n);
+/* The same in pieces, for bytes that are read or written for another reason too: while a piece is in the
+ * cache, adding it costs a fraction of reading it again. */
+struct hash128_sum {
+    _Alignas(64) uint8_t state[576];
+};
+void hash128_begin(struct hash128_sum *s);
+void hash128_add(struct hash128_sum *s, const void *p, size_t n);
+struct hash128 hash128_end(const struct hash128_sum *s);
 uint64_t hash64(const void *p, size_t n); /* XXH3-64, for headers and small objects */
 void sha256(const void *p, size_t n, uint8_t out[SHA256_BYTES]);
 /* The same in pieces. sha256_end gives the digest and frees the state; out may be NULL. */

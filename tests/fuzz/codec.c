@@ -21,9 +21,9 @@ static void there_and_back(enum dtype dtype, const uint8_t *plain, size_t n)
     for (enum codec_level level = CODEC_LEVEL_OFF; level <= CODEC_LEVEL_DENSE; level++) {
         size_t bytes;
         enum codec codec;
-        if (codec_encode(state, level, dtype, plain, n, out, &bytes, &codec, NULL) < 0)
+        if (codec_encode(state, level, dtype, plain, n, out, &bytes, &codec, NULL, NULL) < 0)
             break; /* no whole elements */
-        check(bytes <= n && codec_decode(state, codec, dtype, out, bytes, back, n, NULL) == 0);
+        check(bytes <= n && codec_decode(state, codec, dtype, out, bytes, back, n, NULL, NULL) == 0);
         check(memcmp(back, plain, n) == 0);
     }
     free(out);
@@ -45,10 +45,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     uint8_t *plain = malloc(plain_n + !plain_n), *other = malloc(plain_n + !plain_n);
     struct err e = {0};
     check(plain && other);
-    int r = codec_decode(state, codec, dtype, data + 4, n - 4, plain, plain_n, &e);
+    int r = codec_decode(state, codec, dtype, data + 4, n - 4, plain, plain_n, NULL, &e);
     check(r == 0 || (r < 0 && e.text[0]));
     if (codec == CODEC_PLANES && plain_n > 0 && dtype_known(dtype)) {
-        int q = planes_decode(portable, dtype, data + 4, n - 4, other, plain_n, &e);
+        int q = planes_decode(portable, dtype, data + 4, n - 4, other, plain_n, NULL, &e);
         check(q == r && (r < 0 || memcmp(plain, other, plain_n) == 0));
     }
     if (r == 0)

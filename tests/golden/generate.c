@@ -139,7 +139,7 @@ static void codec_seeds(void)
             char name[32];
             n = i == 0 ? 3000 : 1000;
             check(s && out &&
-                  codec_encode(s, level, dtypes[i], plain, n, out + 4, &bytes, &codec, NULL) == 0);
+                  codec_encode(s, level, dtypes[i], plain, n, out + 4, &bytes, &codec, NULL, NULL) == 0);
             out[0] = (uint8_t)codec;
             out[1] = (uint8_t)dtypes[i];
             le16_put(out + 2, (uint16_t)n);

@@ -118,12 +118,13 @@ static uint64_t make_chunk(struct sim_part *p, const struct seal *seal, uint32_t
     check(buf_reserve(&p->stored[i], codec_payload_max(x->bytes) + TAG_BYTES));
     uint8_t *out = p->stored[i].p;
     must(codec_encode(codec_scratch(), CODEC_LEVEL_FAST, x->dtype, x->plain, x->bytes, out, &payload, &codec,
-                      &e),
+                      NULL, &e),
          &e);
     c->codec = (uint8_t)codec;
     if (codec == CODEC_ZERO)
         return at;
-    must(seal_chunk(seal, seal_scratch(), i, c->plain_bytes, codec, x->dtype, out, payload, out, &e), &e);
+    must(seal_chunk(seal, seal_scratch(), i, c->plain_bytes, codec, x->dtype, out, payload, out, NULL, &e),
+         &e);
     p->stored[i].n = c->stored_bytes = (uint32_t)payload + TAG_BYTES;
     c->stored_hash = hash128(out, c->stored_bytes);
     c->offset = at;
@@ -261,10 +262,10 @@ static int check_chunk(const struct opened *o, uint32_t i, const struct piece *x
         if (memcmp(&hash, &c->stored_hash, sizeof hash) != 0)
             rc = err_set(e, ERR_CORRUPT, "chunk %u is not the bytes that were stored", i);
         if (rc == 0)
-            rc = open_chunk(o->seal, seal_scratch(), i, c, o->p + c->offset, stored, e);
+            rc = open_chunk(o->seal, seal_scratch(), i, c, o->p + c->offset, stored, NULL, e);
         if (rc == 0)
             rc = codec_decode(codec_scratch(), (enum codec)c->codec, (enum dtype)c->dtype, stored,
-                              c->stored_bytes - TAG_BYTES, plain, c->plain_bytes, e);
+                              c->stored_bytes - TAG_BYTES, plain, c->plain_bytes, NULL, e);
     }
     if (rc == 0 && memcmp(plain, x->plain, x->bytes) != 0)
         rc = err_set(e, ERR_CORRUPT, "chunk %u opens to other bytes than were saved", i);

@@ -218,10 +218,10 @@ static void chunk_append(struct buf *out, struct chunk_entry *c, uint32_t number
     check(payload);
     enum dtype dtype = golden_chunks[number].dtype;
     enum codec_level level = tiny ? CODEC_LEVEL_OFF : golden_chunks[number].level;
-    check(codec_encode(cs, level, dtype, plain, n, payload, &bytes, &codec, NULL) == 0);
+    check(codec_encode(cs, level, dtype, plain, n, payload, &bytes, &codec, NULL, NULL) == 0);
     *c = (struct chunk_entry){.plain_bytes = n, .codec = (uint8_t)codec, .dtype = (uint8_t)dtype};
     if (codec != CODEC_ZERO) {
-        check(seal_chunk(seal, ss, number, n, codec, dtype, payload, bytes, payload, NULL) == 0);
+        check(seal_chunk(seal, ss, number, n, codec, dtype, payload, bytes, payload, NULL, NULL) == 0);
         c->offset = out->n;
         c->stored_bytes = (uint32_t)(bytes + TAG_BYTES);
         c->stored_hash = hash128(payload, c->stored_bytes);

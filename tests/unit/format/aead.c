@@ -53,16 +53,16 @@ static void known_answers(void **state)
         assert_int_equal(unhex(vectors[i].sealed, sealed), n + AEAD_TAG_BYTES);
         aead_key(seals, key);
         aead_key(opens, key);
-        aead_seal(seals, nonce, ad, ad_n, plain, n, out);
+        aead_seal(seals, nonce, ad, ad_n, plain, n, out, NULL);
         assert_memory_equal(out, sealed, n + AEAD_TAG_BYTES);
         memset(out, 0xee, sizeof out);
-        assert_int_equal(aead_open(opens, nonce, ad, ad_n, sealed, n + AEAD_TAG_BYTES, out), 0);
+        assert_int_equal(aead_open(opens, nonce, ad, ad_n, sealed, n + AEAD_TAG_BYTES, out, NULL), 0);
         assert_memory_equal(out, plain, n);
         /* In place, both ways. */
         memcpy(out, plain, n);
-        aead_seal(seals, nonce, ad, ad_n, out, n, out);
+        aead_seal(seals, nonce, ad, ad_n, out, n, out, NULL);
         assert_memory_equal(out, sealed, n + AEAD_TAG_BYTES);
-        assert_int_equal(aead_open(opens, nonce, ad, ad_n, out, n + AEAD_TAG_BYTES, out), 0);
+        assert_int_equal(aead_open(opens, nonce, ad, ad_n, out, n + AEAD_TAG_BYTES, out, NULL), 0);
         assert_memory_equal(out, plain, n);
     }
     aead_free(seals);
@@ -84,15 +84,15 @@ static void every_changed_bit_is_noticed(void **state)
         for (size_t bit = 0; bit < 8 * sizes[p]; bit++) {
             parts[p][bit / 8] ^= (uint8_t)(1 << bit % 8);
             memset(out, 0xee, sizeof out);
-            assert_int_equal(aead_open(opens, nonce, ad, ad_n, sealed, n, out), -EBADMSG);
+            assert_int_equal(aead_open(opens, nonce, ad, ad_n, sealed, n, out, NULL), -EBADMSG);
             assert_memory_equal(out, zero, n - AEAD_TAG_BYTES); /* wiped */
             assert_int_equal(out[n - AEAD_TAG_BYTES], 0xee);
             parts[p][bit / 8] ^= (uint8_t)(1 << bit % 8);
         }
-    assert_int_equal(aead_open(opens, nonce, ad, ad_n, sealed, n, out), 0);
-    assert_int_equal(aead_open(opens, nonce, ad, ad_n - 1, sealed, n, out), -EBADMSG);
-    assert_int_equal(aead_open(opens, nonce, ad, ad_n, sealed, n - 1, out), -EBADMSG);
-    assert_int_equal(aead_open(opens, nonce, ad, ad_n, sealed, AEAD_TAG_BYTES, out), -EBADMSG);
+    assert_int_equal(aead_open(opens, nonce, ad, ad_n, sealed, n, out, NULL), 0);
+    assert_int_equal(aead_open(opens, nonce, ad, ad_n - 1, sealed, n, out, NULL), -EBADMSG);
+    assert_int_equal(aead_open(opens, nonce, ad, ad_n, sealed, n - 1, out, NULL), -EBADMSG);
+    assert_int_equal(aead_open(opens, nonce, ad, ad_n, sealed, AEAD_TAG_BYTES, out, NULL), -EBADMSG);
     aead_free(opens);
 }
 

@@ -54,7 +54,7 @@ static struct packed encode(enum codec_level level, enum dtype dtype, const uint
     struct packed x = {.n = SIZE_MAX, .codec = CODEC_COUNT};
     struct err e;
     uint8_t *out = malloc(codec_payload_max(n));
-    assert_int_equal(codec_encode(state, level, dtype, plain, n, out, &x.n, &x.codec, &e), 0);
+    assert_int_equal(codec_encode(state, level, dtype, plain, n, out, &x.n, &x.codec, NULL, &e), 0);
     assert_true(x.n <= n);
     assert_in_range(x.codec, 0, CODEC_COUNT - 1);
     x.p = malloc(x.n + !x.n);
@@ -70,7 +70,7 @@ static size_t round_trip(enum codec_level level, enum dtype dtype, const uint8_t
     uint8_t *back = malloc(n);
     struct err e;
     memset(back, 0xa5, n);
-    assert_int_equal(codec_decode(state, x.codec, dtype, x.p, x.n, back, n, &e), 0);
+    assert_int_equal(codec_decode(state, x.codec, dtype, x.p, x.n, back, n, NULL, &e), 0);
     assert_memory_equal(back, plain, n);
     free(back);
     free(x.p);
@@ -224,9 +224,9 @@ static void simplest_codec_wins(void **unused)
     struct err e;
     size_t n;
     uint8_t out[2048];
-    assert_int_equal(codec_encode(state, CODEC_LEVEL_FAST, DTYPE_F32, plain, 7, out, &n, &codec, &e),
+    assert_int_equal(codec_encode(state, CODEC_LEVEL_FAST, DTYPE_F32, plain, 7, out, &n, &codec, NULL, &e),
                      -EINVAL);
-    assert_int_equal(codec_encode(state, CODEC_LEVEL_FAST, DTYPE_F32, plain, 0, out, &n, &codec, &e),
+    assert_int_equal(codec_encode(state, CODEC_LEVEL_FAST, DTYPE_F32, plain, 0, out, &n, &codec, NULL, &e),
                      -EINVAL);
 }
 
@@ -285,7 +285,7 @@ static void damaged_payloads_are_refused_or_harmless(void **unused)
             dtype = types[next() % 5];
         if (next() % 8 == 0)
             x.codec = (enum codec)(next() % (CODEC_COUNT + 1));
-        int r = codec_decode(state, x.codec, dtype, x.p, x.n, back, n, &e);
+        int r = codec_decode(state, x.codec, dtype, x.p, x.n, back, n, NULL, &e);
         assert_true(r == 0 || r == -EBADMSG);
         refused += r < 0;
         free(back);
@@ -322,18 +322,18 @@ static void hostile_plans_are_refused(void **unused)
         uint8_t *exact = malloc(bad[i].n + 1);
         memset(exact, 0, bad[i].n + 1);
         memcpy(exact, bad[i].p, bad[i].n < 64 ? bad[i].n : 64);
-        assert_int_equal(codec_decode(state, CODEC_PLANES, DTYPE_U8, exact, bad[i].n, back, 64, &e),
+        assert_int_equal(codec_decode(state, CODEC_PLANES, DTYPE_U8, exact, bad[i].n, back, 64, NULL, &e),
                          -EBADMSG);
         free(exact);
     }
     /* Bits behind the last element. */
     uint8_t tail[16] = {1, 1, 2, 1, 1, 7, 0, 0, 0, 0, 0, 0, 0, 0x80};
-    assert_int_equal(codec_decode(state, CODEC_PLANES, DTYPE_U8, tail, 14, back, 63, &e), -EBADMSG);
+    assert_int_equal(codec_decode(state, CODEC_PLANES, DTYPE_U8, tail, 14, back, 63, NULL, &e), -EBADMSG);
     tail[13] = 0;
-    assert_int_equal(codec_decode(state, CODEC_PLANES, DTYPE_U8, tail, 14, back, 63, &e), 0);
+    assert_int_equal(codec_decode(state, CODEC_PLANES, DTYPE_U8, tail, 14, back, 63, NULL, &e), 0);
     assert_int_equal(back[62], 7);
     /* Two frames are not one. */
-    assert_int_equal(codec_decode(state, CODEC_COUNT, DTYPE_U8, tail, 14, back, 64, &e), -EBADMSG);
+    assert_int_equal(codec_decode(state, CODEC_COUNT, DTYPE_U8, tail, 14, back, 64, NULL, &e), -EBADMSG);
     assert_non_null(strstr(e.text, "codec unknown"));
 }
 
@@ -345,7 +345,8 @@ static void example_of_the_document(void **unused)
     static const uint8_t plain[] = {0x80, 0x3f, 0x00, 0xc0, 0x00, 0x3f, 0x49, 0x40};
     uint8_t back[8];
     struct err e;
-    assert_int_equal(codec_decode(state, CODEC_PLANES, DTYPE_BF16, payload, sizeof payload, back, 8, &e), 0);
+    assert_int_equal(
+        codec_decode(state, CODEC_PLANES, DTYPE_BF16, payload, sizeof payload, back, 8, NULL, &e), 0);
     assert_memory_equal(back, plain, 8);
 }
 
@@ -367,12 +368,12 @@ static void all_loops_agree(void **unused)
             fill(plain, n, dtype, (int)(next() % 5));
             size_t p = planes_probe(a, dtype, false, plain, n), q = planes_probe(b, dtype, false, plain, n);
             assert_int_equal(p, q);
-            size_t x = planes_encode(a, plain, n, one), y = planes_encode(b, plain, n, two);
+            size_t x = planes_encode(a, plain, n, one, NULL), y = planes_encode(b, plain, n, two, NULL);
             assert_int_equal(x, y);
             assert_memory_equal(one, two, x);
             if (x == 0)
                 continue;
-            assert_int_equal(planes_decode(b, dtype, one, x, back, n, NULL), 0);
+            assert_int_equal(planes_decode(b, dtype, one, x, back, n, NULL, NULL), 0);
             assert_memory_equal(back, plain, n);
         }
     }

@@ -101,9 +101,9 @@ static int chunk_read(struct opened *o, struct codec_state *cs, const uint8_t *p
                        (unsigned long long)c->offset);
     size_t payload_n = c->stored_bytes > 0 ? c->stored_bytes - TAG_BYTES : 0;
     uint8_t *payload = malloc(payload_n + 1);
-    int r = open_chunk(o->seal, o->ss, i, c, p + c->offset, payload, e);
+    int r = open_chunk(o->seal, o->ss, i, c, p + c->offset, payload, NULL, e);
     if (r == 0)
-        r = codec_decode(cs, c->codec, c->dtype, payload, payload_n, plain, c->plain_bytes, e);
+        r = codec_decode(cs, c->codec, c->dtype, payload, payload_n, plain, c->plain_bytes, NULL, e);
     free(payload);
     return r;
 }

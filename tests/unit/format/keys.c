@@ -140,7 +140,7 @@ static void an_envelope_has_the_bytes_of_the_specification(void **state)
     struct aead *a = aead_create(true);
     aead_key(a, okm);
     ramp(dek, 32, 0x80);
-    aead_seal(a, (const uint8_t[12]){0}, want + 8, 184, dek, 32, want + 192);
+    aead_seal(a, (const uint8_t[12]){0}, want + 8, 184, dek, 32, want + 192, NULL);
     aead_free(a);
     le64_put(want, hash64(want + 8, 248));
     assert_memory_equal(f.envelope, want, 256);

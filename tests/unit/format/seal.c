@@ -87,7 +87,8 @@ static void drop(struct fixture *f)
 
 static int seal_one(struct fixture *f, uint32_t number, struct err *e)
 {
-    return seal_chunk(f->writes, f->st, number, 4000, CODEC_ZSTD, DTYPE_F32, f->plain, PLAIN, f->stored, e);
+    return seal_chunk(f->writes, f->st, number, 4000, CODEC_ZSTD, DTYPE_F32, f->plain, PLAIN, f->stored, NULL,
+                      e);
 }
 
 static void a_chunk_opens_where_it_belongs(void **state)
@@ -99,15 +100,15 @@ static void a_chunk_opens_where_it_belongs(void **state)
     for (uint32_t i = 0; i < CHUNKS; i++) {
         assert_int_equal(seal_one(&f, i, &e), 0);
         assert_memory_not_equal(f.stored, f.plain, PLAIN);
-        assert_int_equal(open_chunk(f.reads, f.st, i, &f.entry, f.stored, f.out, &e), 0);
+        assert_int_equal(open_chunk(f.reads, f.st, i, &f.entry, f.stored, f.out, NULL, &e), 0);
         assert_memory_equal(f.out, f.plain, PLAIN);
         for (uint32_t other = 0; other < CHUNKS + 2; other++) {
             if (other == i)
                 continue;
-            assert_int_equal(open_chunk(f.reads, f.st, other, &f.entry, f.stored, f.out, &e), -EBADMSG);
+            assert_int_equal(open_chunk(f.reads, f.st, other, &f.entry, f.stored, f.out, NULL, &e), -EBADMSG);
         }
         /* The writer may read back what it sealed, in place. */
-        assert_int_equal(open_chunk(f.writes, f.st, i, &f.entry, f.stored, f.stored, &e), 0);
+        assert_int_equal(open_chunk(f.writes, f.st, i, &f.entry, f.stored, f.stored, NULL, &e), 0);
         assert_memory_equal(f.stored, f.plain, PLAIN);
     }
     drop(&f);
@@ -128,16 +129,16 @@ static void what_the_entry_says_is_bound(void **state)
     wrong[4].stored_bytes = TAG_BYTES - 1;
     for (int i = 0; i < 5; i++) {
         memset(f.out, 0xee, sizeof f.out);
-        assert_int_equal(open_chunk(f.reads, f.st, 1, &wrong[i], f.stored, f.out, &e), -EBADMSG);
+        assert_int_equal(open_chunk(f.reads, f.st, 1, &wrong[i], f.stored, f.out, NULL, &e), -EBADMSG);
         assert_non_null(strstr(e.text, "chunk 1"));
         if (i < 3)
             assert_int_equal(f.out[0], 0); /* wiped */
     }
     f.entry.offset =
         8192; /* where it lies is not bound: nothing of it is to be trusted that the index gives */
-    assert_int_equal(open_chunk(f.reads, f.st, 1, &f.entry, f.stored, f.out, &e), 0);
+    assert_int_equal(open_chunk(f.reads, f.st, 1, &f.entry, f.stored, f.out, NULL, &e), 0);
     f.stored[500] ^= 4;
-    assert_int_equal(open_chunk(f.reads, f.st, 1, &f.entry, f.stored, f.out, &e), -EBADMSG);
+    assert_int_equal(open_chunk(f.reads, f.st, 1, &f.entry, f.stored, f.out, NULL, &e), -EBADMSG);
     assert_non_null(strstr(e.text, "chunk 1 at offset 8192 (1016 bytes) does not verify"));
     drop(&f);
 }
@@ -152,10 +153,10 @@ static void the_last_chunk_knows_that_it_is(void **state)
     assert_int_equal(seal_open(&f.dek, &f.header, CHUNKS + 1, &longer, NULL), 0);
     assert_int_equal(seal_open(&f.dek, &f.header, CHUNKS - 1, &shorter, NULL), 0);
     assert_int_equal(seal_one(&f, 2, NULL), 0);
-    assert_int_equal(open_chunk(longer, f.st, 2, &f.entry, f.stored, f.out, NULL), -EBADMSG);
+    assert_int_equal(open_chunk(longer, f.st, 2, &f.entry, f.stored, f.out, NULL, NULL), -EBADMSG);
     assert_int_equal(seal_one(&f, 1, NULL), 0);
-    assert_int_equal(open_chunk(longer, f.st, 1, &f.entry, f.stored, f.out, NULL), 0);
-    assert_int_equal(open_chunk(shorter, f.st, 1, &f.entry, f.stored, f.out, NULL), -EBADMSG);
+    assert_int_equal(open_chunk(longer, f.st, 1, &f.entry, f.stored, f.out, NULL, NULL), 0);
+    assert_int_equal(open_chunk(shorter, f.st, 1, &f.entry, f.stored, f.out, NULL, NULL), -EBADMSG);
     seal_free(longer);
     seal_free(shorter);
     drop(&f);
@@ -189,8 +190,9 @@ static void every_field_of_the_header_is_bound(void **state)
         if (i == 7)
             continue;
         assert_int_equal(seal_create(&f.dek, &wrong[i], CHUNKS, &s, &e), 0);
-        assert_int_equal(seal_chunk(s, f.st, 0, 4000, CODEC_ZSTD, DTYPE_F32, f.plain, PLAIN, stored, &e), 0);
-        assert_int_equal(open_chunk(f.reads, f.st, 0, &f.entry, stored, f.out, &e), -EBADMSG);
+        assert_int_equal(
+            seal_chunk(s, f.st, 0, 4000, CODEC_ZSTD, DTYPE_F32, f.plain, PLAIN, stored, NULL, &e), 0);
+        assert_int_equal(open_chunk(f.reads, f.st, 0, &f.entry, stored, f.out, NULL, &e), -EBADMSG);
         seal_free(s);
     }
     drop(&f);
@@ -233,7 +235,7 @@ static void nothing_is_sealed_twice(void **state)
     assert_non_null(strstr(e.text, "chunk 1 was sealed already"));
     assert_memory_equal(f.stored, before, sizeof before); /* untouched */
     assert_int_equal(seal_one(&f, CHUNKS, &e), -E2BIG);
-    assert_int_equal(seal_chunk(f.writes, f.st, 0, 4000, CODEC_ZERO, DTYPE_F32, NULL, 0, f.stored, &e),
+    assert_int_equal(seal_chunk(f.writes, f.st, 0, 4000, CODEC_ZERO, DTYPE_F32, NULL, 0, f.stored, NULL, &e),
                      -EINVAL);
     assert_int_equal(seal_one(&f, 0, &e), 0);
     assert_int_equal(seal_index(f.writes, f.st, digest, f.plain, 10, f.stored, &e), 0);
@@ -241,8 +243,9 @@ static void nothing_is_sealed_twice(void **state)
     assert_int_equal(seal_trailer(f.writes, f.st, &t, &e), 0);
     assert_int_equal(seal_trailer(f.writes, f.st, &t, &e), -EEXIST);
     /* Whoever reads does not seal. */
-    assert_int_equal(seal_chunk(f.reads, f.st, 0, 4000, CODEC_ZSTD, DTYPE_F32, f.plain, PLAIN, f.stored, &e),
-                     -EINVAL);
+    assert_int_equal(
+        seal_chunk(f.reads, f.st, 0, 4000, CODEC_ZSTD, DTYPE_F32, f.plain, PLAIN, f.stored, NULL, &e),
+        -EINVAL);
     assert_int_equal(seal_index(f.reads, f.st, digest, f.plain, 10, f.stored, &e), -EINVAL);
     assert_int_equal(seal_trailer(f.reads, f.st, &t, &e), -EINVAL);
     drop(&f);
@@ -262,7 +265,7 @@ static void *racer(void *arg)
     struct seal_state *st = seal_state_create();
     uint8_t plain[64] = {0}, out[64 + TAG_BYTES];
     for (uint32_t i = 0; i < RACED; i++)
-        if (seal_chunk(r->seal, st, i, 64, CODEC_RAW, DTYPE_U8, plain, sizeof plain, out, NULL) == 0)
+        if (seal_chunk(r->seal, st, i, 64, CODEC_RAW, DTYPE_U8, plain, sizeof plain, out, NULL, NULL) == 0)
             atomic_fetch_add(&r->won, 1);
     seal_state_free(st);
     return NULL;
@@ -298,12 +301,12 @@ static void a_state_follows_the_seal(void **state)
         struct seal *s;
         h.salt[0] = (uint8_t)i;
         assert_int_equal(seal_create(&dek, &h, 1, &s, NULL), 0);
-        assert_int_equal(seal_chunk(s, st, 0, 64, CODEC_RAW, DTYPE_U8, plain, 64, out, NULL), 0);
+        assert_int_equal(seal_chunk(s, st, 0, 64, CODEC_RAW, DTYPE_U8, plain, 64, out, NULL, NULL), 0);
         assert_memory_not_equal(out, first, sizeof out);
         struct chunk_entry c = {
             .stored_bytes = sizeof out, .plain_bytes = 64, .codec = CODEC_RAW, .dtype = DTYPE_U8};
         memcpy(first, out, sizeof out);
-        assert_int_equal(open_chunk(s, st, 0, &c, out, out, NULL), 0);
+        assert_int_equal(open_chunk(s, st, 0, &c, out, out, NULL, NULL), 0);
         seal_free(s);
     }
     seal_state_free(st);
@@ -395,7 +398,7 @@ static void a_chunk_has_the_bytes_of_the_specification(void **state)
     ad[173] = DTYPE_F32;
     struct aead *a = aead_create(true);
     aead_key(a, okm);
-    aead_seal(a, nonce, ad, sizeof ad, f.plain, PLAIN, want);
+    aead_seal(a, nonce, ad, sizeof ad, f.plain, PLAIN, want, NULL);
     aead_free(a);
     assert_int_equal(seal_one(&f, 2, NULL), 0);
     assert_memory_equal(f.stored, want, sizeof want);
