@@ -186,7 +186,8 @@ static int take_staging(struct larder *c, struct err *e)
     conn_hello(c->conn, &h);
     if (h.role == ROLE_READER) /* cannot save */
         return 0;
-    int rc = pool_create(c->options.staging_bytes, CHUNK_PLAIN_BYTES_MAX, &c->staging, e);
+    uint64_t chunks = c->options.staging_bytes / CHUNK_PLAIN_BYTES_MAX;
+    int rc = pool_create(chunks * STAGING_SLOT_BYTES, STAGING_SLOT_BYTES, &c->staging, e);
     return rc == 0 ? saver_create(c, &c->saver, e) : rc;
 }
 

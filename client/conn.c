@@ -50,16 +50,14 @@ static int64_t first_credit(uint16_t opcode, struct slice message)
 static struct outgoing *outgoing_create(struct call *call, uint16_t opcode, struct slice message,
                                         struct slice tail)
 {
-    struct outgoing *o = malloc(sizeof *o + message.n + tail.n);
+    struct outgoing *o = malloc(sizeof *o + message.n);
     if (!o)
         return NULL;
-    *o = (struct outgoing){.call = call, .message_bytes = message.n, .tail_bytes = tail.n};
+    *o = (struct outgoing){.call = call, .message_bytes = message.n, .tail = tail};
     o->header.opcode = opcode;
     list_init(&o->link);
     if (message.n > 0)
-        memcpy(o->bytes, message.p, message.n);
-    if (tail.n > 0)
-        memcpy(o->bytes + message.n, tail.p, tail.n);
+        memcpy(o->message, message.p, message.n);
     return o;
 }
 
@@ -83,7 +81,7 @@ void conn_submit(struct conn *c, struct call *call, struct slice message, struct
     call->id = c->next_id++;
     struct err e;
     if (!o) {
-        err_set(&e, ERR_NO_MEMORY, "no memory for a request of %zu bytes", message.n + tail.n);
+        err_set(&e, ERR_NO_MEMORY, "no memory for a request of %zu bytes", message.n);
         conn_end(c, call, &e);
     } else if (c->stopping) {
         err_set(&e, ERR_CANCELLED, "the connection to %s:%s was closed by this side", c->host, c->port);

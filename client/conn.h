@@ -59,7 +59,7 @@ bool conn_has_lane(struct conn *c); /* and sealed chunks take it now */
 void conn_hello(struct conn *c, struct conn_hello *out);
 
 /* A request under way. The submitter owns it until `done` ran (on the connection's thread: must be short and
- * not block). message and tail are copied by conn_submit before it returns. */
+ * not block). conn_submit copies the message before it returns; the tail has to stay until `done`. */
 struct call {
     /* Set by the submitter. */
     uint16_t opcode;

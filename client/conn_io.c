@@ -33,6 +33,17 @@
 
 /* ---- calls that end ---- */
 
+/* A call that ends before its request is out (cancelled, too late) gets its tail back all the same. */
+static void give_tail_back(struct conn *c, const struct call *call)
+{
+    struct err e;
+    if (c->lender != call)
+        return;
+    c->lender = NULL;
+    if (c->channel && channel_lent_keep(c->channel, &e) < 0)
+        (void)shutdown(c->fd, SHUT_RDWR); /* half a frame is out, and its rest never comes */
+}
+
 static void run_ended(struct conn *c)
 {
     for (;;) {
@@ -42,6 +53,7 @@ static void run_ended(struct conn *c)
         if (!it)
             return;
         struct call *call = container_of(it, struct call, link);
+        give_tail_back(c, call);
         call->done(call);
     }
 }
@@ -247,7 +259,8 @@ static int flush(struct conn *c, struct err *e)
         struct slice out = channel_output(c->channel);
         if (out.n == 0)
             return 0;
-        ssize_t n = send(c->fd, out.p, out.n, MSG_NOSIGNAL);
+        int more = channel_output_more(c->channel) ? MSG_MORE : 0;
+        ssize_t n = send(c->fd, out.p, out.n, MSG_NOSIGNAL | more);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && errno == EAGAIN)
@@ -463,6 +476,7 @@ static void hang_up(struct conn *c)
     }
     channel_free(c->channel);
     c->channel = NULL;
+    c->lender = NULL;
     if (c->fd >= 0)
         close(c->fd);
     c->fd = -1;
@@ -473,7 +487,7 @@ static void hang_up(struct conn *c)
 /* Hands queued requests to the channel while little waits there. */
 static int fill(struct conn *c, struct err *e)
 {
-    while (channel_output(c->channel).n < OUTPUT_BYTES) {
+    while (!channel_lent(c->channel) && channel_output(c->channel).n < OUTPUT_BYTES) {
         pthread_mutex_lock(&c->lock);
         struct list *it = list_pop(&c->queue);
         struct outgoing *o = it ? container_of(it, struct outgoing, link) : NULL;
@@ -482,13 +496,29 @@ static int fill(struct conn *c, struct err *e)
         pthread_mutex_unlock(&c->lock);
         if (!o)
             return 0;
-        int rc = channel_send(c->channel, &o->header, SLICE(o->bytes, o->message_bytes),
-                              SLICE(o->bytes + o->message_bytes, o->tail_bytes), e);
+        int rc = channel_lend(c->channel, &o->header, SLICE(o->message, o->message_bytes), o->tail, e);
+        c->lender = rc == 0 && channel_lent(c->channel) ? o->call : NULL;
         free(o);
         if (rc < 0)
             return rc;
     }
     return 0;
+}
+
+/* Sends what is queued, until nothing is left or the socket takes no more. */
+static int send_queued(struct conn *c, struct err *e)
+{
+    bool empty = false;
+    int rc = 0;
+    while (rc == 0 && !empty) {
+        rc = fill(c, e);
+        empty = rc == 0 && channel_output(c->channel).n == 0;
+        if (rc == 0)
+            rc = flush(c, e);
+        if (rc == 0 && channel_output(c->channel).n > 0)
+            break;
+    }
+    return rc;
 }
 
 static struct call *find_flying(struct conn *c, uint64_t id)
@@ -600,7 +630,7 @@ static int serve(struct conn *c, struct err *e)
     int rc = take_frames(c, e);
     while (rc == 0) {
         size_t got, turn = 0;
-        rc = fill(c, e);
+        rc = send_queued(c, e);
         if (rc == 0)
             rc = exchange(c, UINT64_MAX, &got, e);
         while (rc == 0 && got > 0) {

@@ -27,8 +27,9 @@ struct outgoing {
     struct list link;
     struct call *call; /* NULL: one way */
     struct frame_header header;
-    size_t message_bytes, tail_bytes;
-    uint8_t bytes[];
+    struct slice tail; /* the submitter's */
+    size_t message_bytes;
+    uint8_t message[];
 };
 
 struct conn {
@@ -56,6 +57,7 @@ struct conn {
 
     /* The thread's own. */
     struct channel *channel;
+    const struct call *lender; /* whose tail the channel sends from where it is */
     uint8_t *input;
     int fd;
     uint64_t up_since_ms;

@@ -152,7 +152,7 @@ static int write_blobs(const struct layout *l, struct part_writer *w, struct par
         for (uint32_t k = 0; rc == 0 && k < chunks_of(b->bytes); k++) {
             uint64_t at = (uint64_t)k * CHUNK_PLAIN_BYTES_MAX, left = b->bytes - at;
             uint32_t n = left < CHUNK_PLAIN_BYTES_MAX ? (uint32_t)left : CHUNK_PLAIN_BYTES_MAX;
-            rc = part_writer_chunk(w, s, b->first_chunk + k, DTYPE_U8, l->bytes[i].p + at, n, e);
+            rc = part_writer_chunk(w, s, b->first_chunk + k, DTYPE_U8, (uint8_t *)l->bytes[i].p + at, n, e);
         }
     }
     if (rc < 0 || l->shared == UINT32_MAX)

@@ -8,6 +8,9 @@
 #include "client/client.h"
 #include "gpudirect/pool.h"
 
+/* A chunk as it was copied, and then, in the same place, as it was sealed. */
+#define STAGING_SLOT_BYTES block_align(CHUNK_STORED_BYTES_MAX)
+
 struct larder {
     struct larder_options options; /* defaults filled in; credentials points to path */
     char *path;                    /* of the credential file */

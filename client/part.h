@@ -61,12 +61,17 @@ struct part_writer_options {
     enum codec_level level;
     unsigned verify_percent;
     uint64_t in_flight_bytes; /* sent and not answered; 0: 32 MiB */
+    /* With it, part_writer_chunk takes `plain` over, seals into it (it has CHUNK_STORED_BYTES_MAX bytes), and
+     * gives it back here once the chunk was answered or has failed. On any thread, without locks. NULL: plain
+     * is only read, during the call. */
+    void (*give)(void *arg, uint8_t *plain);
+    void *give_arg;
 };
 must_check int part_writer_create(const struct part_writer_options *o, struct part_writer **out,
                                   struct err *e);
 /* Blocks while in_flight_bytes are under way. Fails with the first error of any chunk. */
 must_check int part_writer_chunk(struct part_writer *w, struct part_scratch *s, uint32_t number,
-                                 enum dtype dtype, const void *plain, uint32_t plain_bytes, struct err *e);
+                                 enum dtype dtype, void *plain, uint32_t plain_bytes, struct err *e);
 /* All chunks were given: waits for them, sends index and trailer, seals. x: tensors, aliases, blobs (plain
  * hashes are the writer's). Fills what join needs. */
 must_check int part_writer_seal(struct part_writer *w, struct index_private *x, struct commit_part *out,

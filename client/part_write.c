@@ -30,7 +30,7 @@ struct sealed {
     uint32_t number, resends;
     struct chunk_entry entry;
     uint8_t *bytes;
-    size_t room; /* at bytes */
+    size_t room; /* at bytes; 0: they are the giver's */
 };
 
 /* Memory for sealed chunks is used again and again: taking it afresh would fault in every page of it. */
@@ -62,6 +62,7 @@ struct part_writer {
     uint32_t alive;         /* sealed chunks in memory that were placed */
     uint64_t in_flight;     /* their bytes */
     struct list lost;       /* to be sent again */
+    struct list gone;       /* to be freed once the lock is free */
     struct spare spares[SPARES_MAX];
     unsigned spare_count;
     bool resuming; /* segment_create is under way again */
@@ -101,20 +102,37 @@ void part_writer_fail(struct part_writer *w, const struct err *e)
 
 /* ---- chunks on their way ---- */
 
-static void sealed_free(struct sealed *s)
+static void sealed_free(const struct part_writer_options *o, struct sealed *s)
 {
-    free(s->bytes);
+    if (s->bytes && s->room == 0)
+        o->give(o->give_arg, s->bytes);
+    else
+        free(s->bytes);
     free(s);
+}
+
+/* Memory goes back to its giver without the lock, which he may take while he holds his own. The writer may be
+ * gone once it is unlocked. */
+static void unlock(struct part_writer *w)
+{
+    struct part_writer_options o = w->o;
+    struct list gone, *it;
+    list_init(&gone);
+    while ((it = list_pop(&w->gone)) != NULL)
+        list_add_tail(&gone, it);
+    pthread_mutex_unlock(&w->lock);
+    while ((it = list_pop(&gone)) != NULL)
+        sealed_free(&o, container_of(it, struct sealed, link));
 }
 
 /* With the lock held. */
 static void sealed_spare(struct part_writer *w, struct sealed *s)
 {
-    if (s->bytes && w->spare_count < SPARES_MAX) {
+    if (s->room > 0 && w->spare_count < SPARES_MAX) {
         w->spares[w->spare_count++] = (struct spare){s->bytes, s->room};
         s->bytes = NULL;
     }
-    sealed_free(s);
+    list_add_tail(&w->gone, &s->link);
 }
 
 /* Memory for n sealed bytes; NULL: none. */
@@ -201,7 +219,7 @@ static void chunk_done(struct call *call)
     }
     if (w->err.class != ERR_NONE && !w->resuming)
         drop_lost(w);
-    pthread_mutex_unlock(&w->lock);
+    unlock(w);
 }
 
 /* With the lock held. */
@@ -316,7 +334,7 @@ static void resume_done(struct call *call)
             resume_lost(w, has);
     }
     pthread_cond_broadcast(&w->changed);
-    pthread_mutex_unlock(&w->lock);
+    unlock(w);
     free(has);
 }
 
@@ -406,7 +424,8 @@ static int seal_one(struct part_writer *w, struct part_scratch *sc, struct seale
     if (rc < 0 || codec == CODEC_ZERO)
         return rc;
     c->stored_bytes = (uint32_t)payload + TAG_BYTES;
-    s->bytes = spare_take(w, c->stored_bytes, &s->room);
+    if (!w->o.give)
+        s->bytes = spare_take(w, c->stored_bytes, &s->room);
     if (!s->bytes)
         return err_set(e, ERR_NO_MEMORY, "no memory for a chunk of %u bytes", c->stored_bytes);
     return seal_chunk(w->seal, sc->seal, s->number, c->plain_bytes, codec, (enum dtype)c->dtype, sc->bytes,
@@ -422,40 +441,55 @@ static int wait_for_room(struct part_writer *w, struct err *e)
     return writer_error(w, e);
 }
 
-int part_writer_chunk(struct part_writer *w, struct part_scratch *sc, uint32_t number, enum dtype dtype,
-                      const void *plain, uint32_t plain_bytes, struct err *e)
+/* NULL: no memory. */
+static struct sealed *sealed_create(struct part_writer *w, uint32_t number, enum dtype dtype, uint8_t *plain,
+                                    uint32_t plain_bytes)
 {
-    check(number < w->o.chunks && plain_bytes > 0 && plain_bytes <= CHUNK_PLAIN_BYTES_MAX);
+    struct sealed *s = calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    s->writer = w;
+    s->number = number;
+    s->bytes = w->o.give ? plain : NULL;
+    s->entry = (struct chunk_entry){.plain_bytes = plain_bytes, .dtype = (uint8_t)dtype};
+    list_init(&s->link);
+    return s;
+}
+
+static int wait_and_seal(struct part_writer *w, struct part_scratch *sc, struct sealed *s, const void *plain,
+                         struct err *e)
+{
     pthread_mutex_lock(&w->lock);
     int rc = wait_for_room(w, e);
-    pthread_mutex_unlock(&w->lock);
-    if (rc < 0)
-        return rc;
-    struct sealed *s = calloc(1, sizeof *s);
+    unlock(w);
+    if (rc == 0 && (rc = seal_one(w, sc, s, plain, e)) < 0 && e)
+        part_writer_fail(w, e);
+    return rc;
+}
+
+int part_writer_chunk(struct part_writer *w, struct part_scratch *sc, uint32_t number, enum dtype dtype,
+                      void *plain, uint32_t plain_bytes, struct err *e)
+{
+    check(number < w->o.chunks && plain_bytes > 0 && plain_bytes <= CHUNK_PLAIN_BYTES_MAX);
+    struct sealed *s = sealed_create(w, number, dtype, plain, plain_bytes);
     if (!s) {
-        rc = err_set(e, ERR_NO_MEMORY, "no memory for a chunk");
-    } else {
-        s->writer = w;
-        s->number = number;
-        s->entry = (struct chunk_entry){.plain_bytes = plain_bytes, .dtype = (uint8_t)dtype};
-        list_init(&s->link);
-        rc = seal_one(w, sc, s, plain, e);
+        if (w->o.give)
+            w->o.give(w->o.give_arg, plain);
+        return err_set(e, ERR_NO_MEMORY, "no memory for a chunk");
+    }
+    int rc = wait_and_seal(w, sc, s, plain, e);
+    if (rc < 0) {
+        sealed_free(&w->o, s);
+        return rc;
     }
     pthread_mutex_lock(&w->lock);
-    if (rc < 0) {
-        if (s)
-            sealed_free(s);
-        if (e)
-            writer_fail(w, e);
-    } else {
-        check(!w->parked[number] && number >= w->next_place); /* a chunk is given once */
-        w->parked[number] = s;
-        w->plain_bytes += plain_bytes;
-        w->stored_bytes += s->entry.stored_bytes;
-        place_and_send(w);
-        rc = writer_error(w, e);
-    }
-    pthread_mutex_unlock(&w->lock);
+    check(!w->parked[number] && number >= w->next_place); /* a chunk is given once */
+    w->parked[number] = s;
+    w->plain_bytes += plain_bytes;
+    w->stored_bytes += s->entry.stored_bytes;
+    place_and_send(w);
+    rc = writer_error(w, e);
+    unlock(w);
     return rc;
 }
 
@@ -550,7 +584,7 @@ static int wait_for_answers(struct part_writer *w, struct err *e)
     if (w->err.class == ERR_NONE)
         check(w->next_place == w->o.chunks); /* the caller gave all of them */
     int rc = writer_error(w, e);
-    pthread_mutex_unlock(&w->lock);
+    unlock(w);
     return rc;
 }
 
@@ -653,7 +687,7 @@ static void writer_release(struct part_writer *w)
     if (w->parked)
         for (uint32_t i = 0; i < w->o.chunks; i++)
             if (w->parked[i])
-                sealed_free(w->parked[i]);
+                sealed_free(&w->o, w->parked[i]);
     while (w->spare_count > 0)
         free(w->spares[--w->spare_count].p);
     seal_free(w->seal);
@@ -678,6 +712,7 @@ int part_writer_create(const struct part_writer_options *o, struct part_writer *
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
     list_init(&w->lost);
+    list_init(&w->gone);
     size_t n = o->chunks + 1u; /* none at all is legal */
     int rc =
         o->chunks <= SEGMENT_CHUNKS_MAX
@@ -713,7 +748,7 @@ void part_writer_progress(struct part_writer *w, uint64_t *plain, uint64_t *stor
     *stored = w->stored_bytes;
     *sent = w->sent_bytes;
     *chunks_sent = w->chunks_sent;
-    pthread_mutex_unlock(&w->lock);
+    unlock(w);
 }
 
 void part_writer_stored(struct part_writer *w, uint8_t *stored)
@@ -759,7 +794,7 @@ void part_writer_free(struct part_writer *w)
         drop_lost(w);
     while (w->calls > 0 || w->resuming || w->alive > 0) /* each has a deadline */
         pthread_cond_wait(&w->changed, &w->lock);
-    pthread_mutex_unlock(&w->lock);
+    unlock(w);
     if (!w->sealed)
         discard(w);
     writer_release(w);

@@ -107,6 +107,8 @@ static int begin_part(struct larder_save *s, struct conn *conn, const struct run
         .index_bytes = part_index_bytes(&x),
         .level = s->level,
         .verify_percent = s->verify_percent,
+        .give = saver_give,
+        .give_arg = s->saver,
     };
     struct part_writer *w = NULL;
     int rc = part_writer_create(&o, &w, e);

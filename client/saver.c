@@ -51,6 +51,15 @@ static bool next_filled(struct saver *v, struct filled *out)
     }
 }
 
+void saver_give(void *arg, uint8_t *slot)
+{
+    struct saver *v = arg;
+    pool_give(v->client->staging, slot);
+    pthread_mutex_lock(&v->lock);
+    pthread_cond_broadcast(&v->changed);
+    pthread_mutex_unlock(&v->lock);
+}
+
 static void work(struct saver *v, struct part_scratch *scratch, const struct filled *f,
                  struct part_writer *writer)
 {
@@ -61,11 +70,12 @@ static void work(struct saver *v, struct part_scratch *scratch, const struct fil
     if (writer) {
         snapshot_hash(&s->snapshot, f->chunk, f->slot);
         rc = part_writer_chunk(writer, scratch, f->chunk, (enum dtype)c->dtype, f->slot, c->bytes, &e);
+    } else {
+        pool_give(v->client->staging, f->slot);
     }
     pthread_mutex_lock(&v->lock);
     if (rc < 0)
         save_fail(s, &e);
-    pool_give(v->client->staging, f->slot);
     s->handled++;
     pthread_cond_broadcast(&v->changed);
     pthread_mutex_unlock(&v->lock);

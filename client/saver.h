@@ -108,6 +108,9 @@ must_check int saver_create(struct larder *c, struct saver **out, struct err *e)
 must_check int saver_drain(struct saver *v, uint64_t until_ms, struct err *e);
 void saver_destroy(struct saver *v); /* after saver_drain */
 
+/* A staging slot is free again. */
+void saver_give(void *saver, uint8_t *slot);
+
 /* With the lock held, all of these. */
 must_check int saver_start_workers(struct saver *v, struct err *e); /* once; then nothing */
 void saver_queue(struct saver *v, struct larder_save *s, uint32_t chunk, uint8_t *slot);

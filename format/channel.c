@@ -12,7 +12,9 @@
 
 #include "format/tls.h"
 
-#define IDLE_BYTES_MAX 65536u /* buffers larger than this are given back when they are empty */
+#define IDLE_BYTES_MAX 65536u       /* buffers larger than this are given back when they are empty */
+#define PIECE_BYTES    (128u << 10) /* of a lent tail: covered, and sent while it is in the cache */
+#define LEND_BYTES_MIN 16384u       /* less is copied */
 
 struct channel {
     struct tls *tls; /* NULL: clear, or a lane */
@@ -35,8 +37,9 @@ struct channel {
     uint8_t head[FRAME_HEADER_BYTES + LANE_TAG_BYTES]; /* the tag only on a lane */
     size_t head_bytes;                                 /* of it that have arrived */
     uint8_t tag[LANE_TAG_BYTES];                       /* of the payload, on a lane */
-    size_t tag_bytes;
+    size_t tag_bytes, covered_bytes;                   /* covered: of the payload, added to its tag */
     struct frame_header header;
+    struct channel_memory source;
     uint8_t *memory; /* payload's allocation, kept from frame to frame */
     size_t memory_bytes;
     uint8_t *payload; /* within it */
@@ -46,6 +49,12 @@ struct channel {
 
     struct buf out;
     size_t out_at; /* bytes of it that were sent */
+
+    /* A tail that was lent (of a lane) follows the output: piece by piece, each covered, then the tag. */
+    bool lending, tag_shown;
+    struct slice tail, piece; /* not shown yet; shown and not sent */
+    uint8_t tail_tag[LANE_TAG_BYTES];
+    uint8_t *tail_memory; /* its own, once the lender had to have his back */
 };
 
 /* ---- input ---- */
@@ -130,9 +139,20 @@ static int read_plain(struct channel *c, void *p, size_t n)
     return rc;
 }
 
+static uint8_t *memory_take(struct channel *c, size_t n)
+{
+    void *p;
+    if (c->source.take)
+        return c->source.take(c->source.arg, n);
+    return posix_memalign(&p, BLOCK_BYTES, n) == 0 ? p : NULL;
+}
+
 static void memory_drop(struct channel *c)
 {
-    free(c->memory);
+    if (c->memory && c->source.give)
+        c->source.give(c->source.arg, c->memory);
+    else
+        free(c->memory);
     c->memory = NULL;
     c->memory_bytes = 0;
 }
@@ -144,16 +164,40 @@ static bool is_covered(bool from_server, const struct frame_header *h)
                                      (h->flags & (FRAME_RESPONSE | FRAME_ERROR)) == FRAME_RESPONSE);
 }
 
-static int check_tag(struct channel *c, struct slice bytes, const uint8_t *tag)
+static int tampered(struct channel *c, unsigned long long count)
 {
-    unsigned long long count = lane_mac_count(c->in_mac);
-    if (lane_mac_check(c->in_mac, bytes, tag) == 0)
-        return 0;
     return err_set(
         &c->why, ERR_CORRUPT,
         "what came on the bulk lane as number %llu is not what the %s sent: it was changed, dropped, "
         "repeated or reordered on the way",
         count, c->server ? "client" : "server");
+}
+
+static int check_head(struct channel *c)
+{
+    unsigned long long count = lane_mac_count(c->in_mac);
+    if (lane_mac_check(c->in_mac, SLICE(c->head, FRAME_HEADER_BYTES), c->head + FRAME_HEADER_BYTES) < 0)
+        return tampered(c, count);
+    return 0;
+}
+
+/* Of the payload, as far as it has come: while it is in the cache. */
+static void cover_payload(struct channel *c)
+{
+    if (c->covered_bytes == 0)
+        lane_mac_begin(c->in_mac);
+    lane_mac_add(c->in_mac, SLICE(c->payload + c->covered_bytes, c->payload_bytes - c->covered_bytes));
+    c->covered_bytes = c->payload_bytes;
+}
+
+/* The tag behind the payload. 1: it fits; 0: it is not whole yet. */
+static int take_tag(struct channel *c)
+{
+    c->tag_bytes += pull(c, c->tag + c->tag_bytes, sizeof c->tag - c->tag_bytes);
+    if (c->tag_bytes < sizeof c->tag)
+        return 0;
+    unsigned long long count = lane_mac_count(c->in_mac) - 1;
+    return lane_mac_end_check(c->in_mac, c->tag) == 0 ? 1 : tampered(c, count);
 }
 
 /* Memory for the payload that the header announces: see struct frame for its place. */
@@ -173,11 +217,10 @@ static int begin_payload(struct channel *c)
     size_t lead = c->header.opcode == OP_SEGMENT_CHUNK ? BLOCK_BYTES - CHUNK_MESSAGE_BYTES : 0;
     size_t size = block_align(lead + n);
     if (size > c->memory_bytes || c->memory_bytes > 4 * size + IDLE_BYTES_MAX) {
-        void *p;
         memory_drop(c);
-        if (posix_memalign(&p, BLOCK_BYTES, size) != 0)
+        c->memory = memory_take(c, size);
+        if (!c->memory)
             return err_set(&c->why, ERR_NO_MEMORY, "no memory for a frame of %zu bytes", n);
-        c->memory = p;
         c->memory_bytes = size;
     }
     c->payload = c->memory + lead;
@@ -197,8 +240,8 @@ static int read_frame(struct channel *c)
         c->head_bytes += (size_t)rc;
         if (c->head_bytes < head_bytes)
             continue;
-        c->tag_bytes = 0;
-        rc = c->lane ? check_tag(c, SLICE(c->head, FRAME_HEADER_BYTES), c->head + FRAME_HEADER_BYTES) : 0;
+        c->tag_bytes = c->covered_bytes = 0;
+        rc = c->lane ? check_head(c) : 0;
         if (rc == 0)
             rc = frame_header_decode(c->head, &c->header, &c->why);
         if (rc == 0)
@@ -206,20 +249,19 @@ static int read_frame(struct channel *c)
         if (rc < 0)
             return rc;
     }
-    while (c->payload_bytes < c->header.payload_bytes) {
+    bool covered = c->lane && is_covered(!c->server, &c->header);
+    do {
+        if (covered && c->payload_bytes > c->covered_bytes)
+            cover_payload(c);
+        if (c->payload_bytes == c->header.payload_bytes)
+            break;
         rc = read_plain(c, c->payload + c->payload_bytes, c->header.payload_bytes - c->payload_bytes);
         if (rc <= 0)
             return rc;
         c->payload_bytes += (size_t)rc;
-    }
-    if (c->lane && is_covered(!c->server, &c->header)) {
-        c->tag_bytes += pull(c, c->tag + c->tag_bytes, sizeof c->tag - c->tag_bytes);
-        if (c->tag_bytes < sizeof c->tag)
-            return 0;
-        rc = check_tag(c, SLICE(c->payload, c->payload_bytes), c->tag);
-        if (rc < 0)
-            return rc;
-    }
+    } while (true);
+    if (covered && (rc = take_tag(c)) <= 0)
+        return rc;
     c->whole = true;
     return 0;
 }
@@ -450,6 +492,69 @@ static void send_lane(struct channel *c, const struct frame_header *h, const str
     buf_put(&c->out, tag, sizeof tag);
 }
 
+/* The same, with the tail where it is. */
+static void lend_lane(struct channel *c, const struct frame_header *h, struct slice message,
+                      struct slice tail)
+{
+    uint8_t head[FRAME_HEADER_BYTES + LANE_TAG_BYTES];
+    frame_header_encode(h, head);
+    lane_mac_tag(c->out_mac, SLICE(head, FRAME_HEADER_BYTES), SLICE(NULL, 0), head + FRAME_HEADER_BYTES);
+    buf_put(&c->out, head, sizeof head);
+    buf_put(&c->out, message.p, message.n);
+    lane_mac_begin(c->out_mac);
+    lane_mac_add(c->out_mac, message);
+    c->lending = true;
+    c->tag_shown = false;
+    c->tail = tail;
+    c->piece = SLICE(NULL, 0);
+}
+
+/* Shows the next piece of a lent tail, or its tag, if nothing is shown. */
+static void show(struct channel *c)
+{
+    while (c->lending && c->piece.n == 0) {
+        if (c->tail.n > 0) {
+            c->piece = SLICE(c->tail.p, c->tail.n < PIECE_BYTES ? c->tail.n : PIECE_BYTES);
+            c->tail = SLICE(c->tail.p + c->piece.n, c->tail.n - c->piece.n);
+            lane_mac_add(c->out_mac, c->piece);
+        } else if (!c->tag_shown) {
+            lane_mac_end(c->out_mac, c->tail_tag);
+            c->piece = SLICE(c->tail_tag, sizeof c->tail_tag);
+            c->tag_shown = true;
+        } else {
+            c->lending = false;
+            free(c->tail_memory);
+            c->tail_memory = NULL;
+        }
+    }
+}
+
+bool channel_lent(const struct channel *c)
+{
+    return c->lending;
+}
+
+int channel_lent_keep(struct channel *c, struct err *e)
+{
+    size_t shown = c->tag_shown ? 0 : c->piece.n, n = shown + c->tail.n;
+    if (!c->lending || c->tail_memory || n == 0)
+        return 0;
+    c->tail_memory = malloc(n);
+    if (!c->tail_memory) {
+        c->lending = false;
+        (void)err_set(&c->why, ERR_NO_MEMORY, "no memory for %zu bytes of output", n);
+        return mute_channel(c, e);
+    }
+    if (shown > 0) {
+        memcpy(c->tail_memory, c->piece.p, shown);
+        c->piece.p = c->tail_memory;
+    }
+    if (c->tail.n > 0)
+        memcpy(c->tail_memory + shown, c->tail.p, c->tail.n);
+    c->tail.p = c->tail_memory + shown;
+    return 0;
+}
+
 static void send_clear(struct channel *c, const struct frame_header *h, const struct slice *parts,
                        size_t count)
 {
@@ -460,23 +565,33 @@ static void send_clear(struct channel *c, const struct frame_header *h, const st
         buf_put(&c->out, parts[i].p, parts[i].n);
 }
 
+/* What holds for every frame; *header gets its length. */
+static int begin_send(struct channel *c, struct frame_header *header, size_t message_bytes, size_t tail_bytes,
+                      struct err *e)
+{
+    size_t n;
+    check(!c->lending);
+    if (c->mute)
+        return break_channel(c, e);
+    if (!c->ready)
+        return err_set(e, ERR_INVALID, "a frame was to be sent before the handshake was done");
+    if (add_overflows(message_bytes, tail_bytes, &n) || n > FRAME_PAYLOAD_BYTES_MAX)
+        return err_set(e, ERR_LIMIT, "a frame %s of %zu and %zu bytes was to be sent; at most %u are allowed",
+                       opcode_name(header->opcode), message_bytes, tail_bytes, FRAME_PAYLOAD_BYTES_MAX);
+    header->payload_bytes = (uint32_t)n;
+    return 0;
+}
+
 int channel_send(struct channel *c, const struct frame_header *h, struct slice message, struct slice tail,
                  struct err *e)
 {
     struct frame_header header = *h;
     struct slice parts[] = {message, tail};
-    size_t n;
-    if (c->mute)
-        return break_channel(c, e);
-    if (!c->ready)
-        return err_set(e, ERR_INVALID, "a frame was to be sent before the handshake was done");
-    if (add_overflows(message.n, tail.n, &n) || n > FRAME_PAYLOAD_BYTES_MAX)
-        return err_set(e, ERR_LIMIT, "a frame %s of %zu and %zu bytes was to be sent; at most %u are allowed",
-                       opcode_name(h->opcode), message.n, tail.n, FRAME_PAYLOAD_BYTES_MAX);
-    int rc = make_room(c, FRAME_HEADER_BYTES + n, e);
+    int rc = begin_send(c, &header, message.n, tail.n, e);
+    if (rc == 0)
+        rc = make_room(c, FRAME_HEADER_BYTES + header.payload_bytes, e);
     if (rc < 0)
         return rc;
-    header.payload_bytes = (uint32_t)n;
     if (c->tls)
         return send_tls(c, &header, parts, 2) < 0 ? mute_channel(c, e) : 0;
     if (c->lane)
@@ -486,13 +601,29 @@ int channel_send(struct channel *c, const struct frame_header *h, struct slice m
     return 0;
 }
 
+int channel_lend(struct channel *c, const struct frame_header *h, struct slice message, struct slice tail,
+                 struct err *e)
+{
+    struct frame_header header = *h;
+    if (!c->lane || tail.n <= LEND_BYTES_MIN)
+        return channel_send(c, h, message, tail, e);
+    int rc = begin_send(c, &header, message.n, tail.n, e);
+    if (rc == 0)
+        rc = make_room(c, FRAME_HEADER_BYTES + message.n, e);
+    if (rc < 0)
+        return rc;
+    check(is_covered(c->server, &header));
+    lend_lane(c, &header, message, tail);
+    return 0;
+}
+
 int channel_send_head(struct channel *c, const struct frame_header *h, size_t tail_bytes, struct err *e)
 {
     uint8_t head[FRAME_HEADER_BYTES + LANE_TAG_BYTES];
     struct frame_header header = *h;
     if (c->mute)
         return break_channel(c, e);
-    check(c->lane && c->ready && tail_bytes <= FRAME_PAYLOAD_BYTES_MAX);
+    check(c->lane && c->ready && !c->lending && tail_bytes <= FRAME_PAYLOAD_BYTES_MAX);
     header.payload_bytes = (uint32_t)tail_bytes;
     check(!is_covered(c->server, &header));
     int rc = make_room(c, sizeof head, e);
@@ -506,11 +637,25 @@ int channel_send_head(struct channel *c, const struct frame_header *h, size_t ta
 
 struct slice channel_output(struct channel *c)
 {
-    return SLICE(c->out.n > c->out_at ? c->out.p + c->out_at : NULL, c->out.n - c->out_at);
+    if (c->out.n > c->out_at)
+        return SLICE(c->out.p + c->out_at, c->out.n - c->out_at);
+    show(c);
+    return c->lending ? c->piece : SLICE(NULL, 0);
+}
+
+bool channel_output_more(const struct channel *c)
+{
+    return c->lending && (c->out.n > c->out_at || !c->tag_shown);
 }
 
 void channel_output_done(struct channel *c, size_t n)
 {
+    if (c->out.n == c->out_at) {
+        check(n <= c->piece.n);
+        c->piece = SLICE(c->piece.p + n, c->piece.n - n);
+        show(c);
+        return;
+    }
     check(n <= c->out.n - c->out_at);
     c->out_at += n;
     if (c->out_at < c->out.n)
@@ -524,6 +669,7 @@ void channel_output_done(struct channel *c, size_t n)
 
 uint8_t *channel_output_take(struct channel *c, size_t *n)
 {
+    check(!c->lending);
     *n = c->out.n - c->out_at;
     if (*n == 0)
         return NULL;
@@ -590,6 +736,12 @@ int channel_create_lane(bool server, const struct identity *peer, const struct l
     return 0;
 }
 
+void channel_use_memory(struct channel *c, const struct channel_memory *m)
+{
+    check(!c->memory);
+    c->source = *m;
+}
+
 void channel_free(struct channel *c)
 {
     if (!c)
@@ -598,8 +750,9 @@ void channel_free(struct channel *c)
     lane_mac_free(c->out_mac);
     tls_free(c->tls);
     free(c->kept);
-    free(c->memory);
+    memory_drop(c);
     buf_free(&c->out);
+    free(c->tail_memory);
     free(c);
 }
 

@@ -55,6 +55,14 @@ must_check int channel_create_clear(bool server, const struct identity *peer, st
 must_check int channel_create_lane(bool server, const struct identity *peer, const struct lane_keys *keys,
                                    const struct id *ticket, struct channel **out, struct err *e);
 void channel_free(struct channel *c);
+/* Where memory for payloads comes from and goes to: n bytes on a border of BLOCK_BYTES, or NULL. Without it:
+ * posix_memalign, and free(). Before the first input. */
+struct channel_memory {
+    uint8_t *(*take)(void *arg, size_t n);
+    void (*give)(void *arg, uint8_t *p);
+    void *arg;
+};
+void channel_use_memory(struct channel *c, const struct channel_memory *m);
 
 /* What a channel holds at most: beyond it, input breaks the channel (ERR_LIMIT; feed none while a frame is
  * not taken), and channel_send is refused (ERR_BUSY; nothing was queued, send the output first). */
@@ -94,8 +102,8 @@ struct frame {
 must_check int channel_frame(struct channel *c, struct frame *out, struct err *e);
 void channel_frame_done(struct channel *c);
 /* Takes the payload's memory away from the channel instead of channel_frame_done. Returns the allocation to
- * free() later, NULL for an empty payload; it is not the payload's address (see struct frame), which stays as
- * it was and valid in it. */
+ * give back later (channel_use_memory; else free() it), NULL for an empty payload; it is not the payload's
+ * address (see struct frame), which stays as it was and valid in it. */
 must_check uint8_t *channel_frame_steal(struct channel *c);
 void channel_allow_large(struct channel *c);      /* after hello: payloads up to FRAME_PAYLOAD_BYTES_MAX */
 bool channel_partial(const struct channel *c);    /* a frame has begun to arrive and is not whole yet */
@@ -105,6 +113,15 @@ size_t channel_buffered(const struct channel *c); /* input bytes held, for accou
  * (encrypts) them. */
 must_check int channel_send(struct channel *c, const struct frame_header *h, struct slice message,
                             struct slice tail, struct err *e);
+/*
+ * The same without copying the tail where that saves work (on a lane, if it is large): it has to stay as it
+ * is while channel_lent says so, or until channel_lent_keep has made a copy of what is left (ERR_NO_MEMORY:
+ * then the channel sends nothing more). While it is lent nothing else can be sent.
+ */
+must_check int channel_lend(struct channel *c, const struct frame_header *h, struct slice message,
+                            struct slice tail, struct err *e);
+bool channel_lent(const struct channel *c);
+must_check int channel_lent_keep(struct channel *c, struct err *e);
 /* Queues only the header of a frame whose payload, tail_bytes of sealed chunks, the caller sends itself right
  * behind the output of now. For answers to OP_READ on a lane. */
 must_check int channel_send_head(struct channel *c, const struct frame_header *h, size_t tail_bytes,
@@ -112,6 +129,7 @@ must_check int channel_send_head(struct channel *c, const struct frame_header *h
 /* Bytes waiting for the network; the view is valid until the next call on the channel. */
 struct slice channel_output(struct channel *c);
 void channel_output_done(struct channel *c, size_t n); /* n bytes of it were sent */
+bool channel_output_more(const struct channel *c);     /* there is more behind it, right now */
 /* Takes the whole output away as memory of the caller's (free() it), for an asynchronous send; {NULL,0} if
  * none. */
 uint8_t *channel_output_take(struct channel *c, size_t *n);

@@ -46,6 +46,11 @@ void lane_mac_free(struct lane_mac *m); /* wipes the key; NULL allowed */
 void lane_mac_tag(struct lane_mac *m, struct slice a, struct slice b, uint8_t tag[LANE_TAG_BYTES]);
 must_check int lane_mac_check(struct lane_mac *m, struct slice a,
                               const uint8_t tag[LANE_TAG_BYTES]); /* 0 or -EBADMSG */
+/* The same in pieces, as they come or go: one tag at a time. */
+void lane_mac_begin(struct lane_mac *m);
+void lane_mac_add(struct lane_mac *m, struct slice part);
+void lane_mac_end(struct lane_mac *m, uint8_t tag[LANE_TAG_BYTES]);
+must_check int lane_mac_end_check(struct lane_mac *m, const uint8_t tag[LANE_TAG_BYTES]);
 uint64_t lane_mac_count(const struct lane_mac *m);
 
 /* Hello or welcome without its tag. */

@@ -244,6 +244,7 @@ static int become(struct session *s, struct ticket *k, struct err *e)
         return rc;
     channel_free(s->channel);
     s->channel = lane;
+    payloads_serve(s->w, lane);
     s->lane = true;
     s->lanes = group_ref(k->group);
     atomic_fetch_add(&s->lanes->live, 1);

@@ -306,6 +306,7 @@ static void server_free(struct server *s)
     for (size_t i = 0; i < s->worker_count; i++) {
         sched_destroy(s->workers[i].sched);
         published_destroy(s->workers[i].published);
+        payloads_free(&s->workers[i]);
         channel_config_unref(s->workers[i].tls);
     }
     extents_destroy(s->extents);

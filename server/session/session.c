@@ -32,11 +32,14 @@ static bool over_limit(struct server *sv)
 
 static int make_channel(struct session *s, unsigned address, struct err *e)
 {
+    int rc = 0;
     if (s->w->tls)
-        return channel_create(s->w->tls, NULL, &s->channel, e);
-    if (channel_create_clear(true, &s->w->server->o.clear_identities[address], &s->channel) < 0)
-        return err_set(e, ERR_NO_MEMORY, "no memory for a channel");
-    return 0;
+        rc = channel_create(s->w->tls, NULL, &s->channel, e);
+    else if (channel_create_clear(true, &s->w->server->o.clear_identities[address], &s->channel) < 0)
+        rc = err_set(e, ERR_NO_MEMORY, "no memory for a channel");
+    if (rc == 0)
+        payloads_serve(s->w, s->channel);
+    return rc;
 }
 
 void session_accept(struct worker *w, int fd, unsigned address)
@@ -577,6 +580,6 @@ void request_free(struct request *r)
     check(r->answered);
     list_del(&r->link);
     s->payload_bytes -= r->payload.n;
-    free(r->memory);
+    payload_give(s->w, r->memory);
     free(r);
 }

@@ -28,6 +28,9 @@
 #define OUTPUT_HIGH_BYTES (1u << 20) /* streams add nothing while more than this waits to be sent */
 #define OUTPUT_STOP_BYTES (4u << 20) /* and no request is taken while more than this does */
 
+/* Buffers for whole frames that a worker keeps once they were needed. */
+#define PAYLOADS_KEPT_MAX 16u
+
 struct op_entry;
 struct extent;
 struct extents;
@@ -64,6 +67,11 @@ struct worker {
     struct sched *sched;
     struct loop_timer sched_timer;
     struct published *published;
+    struct payload_buffer { /* payloads.c */
+        uint8_t *p;
+        bool taken;
+    } payloads[PAYLOADS_KEPT_MAX];
+    unsigned payload_count;
     bool stopping, stopped;
     uint64_t stop_finished, stop_failed;
     struct loop_timer stop_timer;
@@ -193,6 +201,11 @@ void request_more(struct request *r, struct slice message, struct slice tail); /
 void request_extent(struct request *r, bool last, struct slice tail, struct extent *x);
 void request_free(struct request *r); /* answered, or its session is closing; nothing is pending */
 struct request *request_find(struct session *s, uint64_t id);
+
+/* payloads.c: memory for what comes in. Channels of sessions take it there. */
+void payloads_serve(struct worker *w, struct channel *c);
+void payload_give(struct worker *w, uint8_t *p); /* what channel_frame_steal gave; NULL allowed */
+void payloads_free(struct worker *w);
 
 /* output.c: what leaves a session */
 void output_init(struct session *s);
