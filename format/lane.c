@@ -11,6 +11,8 @@
 
 #define NONCE_BYTES 12
 #define BLOCK       16u
+#define CACHE_LINE  64u
+#define AHEAD_BYTES 16384u
 
 struct lane_mac {
     EVP_CIPHER_CTX *ctx;
@@ -42,12 +44,25 @@ void lane_mac_free(struct lane_mac *m)
     free(m);
 }
 
+static void prefetch(const uint8_t *p, size_t n)
+{
+    for (size_t at = 0; at < n; at += CACHE_LINE)
+        __builtin_prefetch(p + at);
+}
+
+/* Bytes that another core has just sealed come from its cache, and Poly1305 alone would wait for each line of
+ * them: half its speed. */
 static void feed(struct lane_mac *m, const uint8_t *p, size_t n)
 {
-    int done;
-    check(n <= INT32_MAX);
-    if (n > 0)
-        check(EVP_EncryptUpdate(m->ctx, NULL, &done, p, (int)n) == 1);
+    prefetch(p, n < AHEAD_BYTES ? n : AHEAD_BYTES);
+    while (n > 0) {
+        size_t now = n < AHEAD_BYTES ? n : AHEAD_BYTES, after = n - now;
+        int done;
+        prefetch(p + now, after < AHEAD_BYTES ? after : AHEAD_BYTES);
+        check(EVP_EncryptUpdate(m->ctx, NULL, &done, p, (int)now) == 1);
+        p += now;
+        n = after;
+    }
 }
 
 void lane_mac_begin(struct lane_mac *m)
