@@ -137,8 +137,9 @@ int client_connect(struct larder *c, struct conn **out, struct err *e)
 static unsigned default_threads(void)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    long n = cores / 2 > 1 ? cores / 2 : 1;
-    return n < 16 ? (unsigned)n : 16;
+    long n = cores / 2 > 2 ? cores / 2 : 2;
+    n = n < cores ? n : cores;
+    return n < 1 ? 1 : n < 16 ? (unsigned)n : 16;
 }
 
 static int fill_options(struct larder *c, const struct larder_options *o, struct err *e)

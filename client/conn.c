@@ -97,7 +97,8 @@ void conn_submit(struct conn *c, struct call *call, struct slice message, struct
             c->state = CONN_CONNECTING;
     }
     pthread_mutex_unlock(&c->lock);
-    conn_wake(c);
+    if (!call->push_follows)
+        conn_wake(c);
 }
 
 /* One-way frames get lost with their connection, as what they are about. */
@@ -258,6 +259,7 @@ static void conn_free(struct conn *c)
         close(c->wake);
     pthread_cond_destroy(&c->changed);
     pthread_mutex_destroy(&c->lock);
+    pthread_mutex_destroy(&c->io);
     free(c->host);
     free(c->port);
     free(c);
@@ -279,6 +281,7 @@ static struct conn *conn_create(const struct conn_options *o)
     list_init(&c->flying);
     list_init(&c->ended);
     pthread_mutex_init(&c->lock, NULL);
+    pthread_mutex_init(&c->io, NULL);
     c->config = o->config ? channel_config_ref(o->config) : NULL;
     c->host = strdup(o->host);
     c->port = strdup(o->port);

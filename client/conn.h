@@ -64,6 +64,7 @@ struct call {
     /* Set by the submitter. */
     uint16_t opcode;
     bool sealed; /* carries bytes of sealed chunks only (OP_SEGMENT_CHUNK, OP_READ): may take the lane */
+    bool push_follows;   /* the submitter calls conn_push next: nobody else is woken for it */
     uint32_t timeout_ms; /* 0: the connection's request_timeout_ms. Streams: between two frames, not counted
                             while credit is 0 */
     /* Each frame of a streamed answer but the last: message and tail stand one behind the other in `payload`.
@@ -84,6 +85,9 @@ struct call {
     bool answered; /* err came from the server, not from this side */
 };
 void conn_submit(struct conn *c, struct call *call, struct slice message, struct slice tail);
+/* Sends what is queued on the calling thread, as far as the socket takes it: who has just sealed a chunk has
+ * it in its cache. The rest, or all if the connection's thread is at it, is left to that thread. */
+void conn_push(struct conn *c);
 void conn_cancel(struct conn *c, struct call *call);                 /* done follows soon */
 void conn_credit(struct conn *c, struct call *call, uint64_t bytes); /* OP_CREDIT; callable from `more` */
 void call_free(struct call *call);                                   /* the payload */

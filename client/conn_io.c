@@ -152,7 +152,11 @@ static int conn_poll(struct conn *c, short events, uint64_t until_ms)
     if (closing)
         return -1;
     struct pollfd fds[2] = {{.fd = c->wake, .events = POLLIN}, {.fd = c->fd, .events = events}};
-    if (poll(fds, c->fd >= 0 ? 2 : 1, poll_ms(next)) <= 0)
+    nfds_t fd_count = c->fd >= 0 ? 2 : 1;
+    pthread_mutex_unlock(&c->io);
+    int ready = poll(fds, fd_count, poll_ms(next));
+    pthread_mutex_lock(&c->io);
+    if (ready <= 0)
         return 0;
     if (fds[0].revents) {
         uint64_t count;
@@ -477,6 +481,7 @@ static void hang_up(struct conn *c)
     channel_free(c->channel);
     c->channel = NULL;
     c->lender = NULL;
+    err_clear(&c->push_err);
     if (c->fd >= 0)
         close(c->fd);
     c->fd = -1;
@@ -519,6 +524,28 @@ static int send_queued(struct conn *c, struct err *e)
             break;
     }
     return rc;
+}
+
+static void push(struct conn *c)
+{
+    bool rest = true;
+    if (pthread_mutex_trylock(&c->io) == 0) {
+        pthread_mutex_lock(&c->lock);
+        bool up = c->state == CONN_UP && c->channel && c->push_err.class == ERR_NONE;
+        pthread_mutex_unlock(&c->lock);
+        if (up)
+            rest = send_queued(c, &c->push_err) < 0 || channel_output(c->channel).n > 0;
+        pthread_mutex_unlock(&c->io);
+    }
+    if (rest)
+        conn_wake(c);
+}
+
+void conn_push(struct conn *c)
+{
+    if (c->lane)
+        push(c->lane);
+    push(c); /* what is sealed goes here too once the lane was given up */
 }
 
 static struct call *find_flying(struct conn *c, uint64_t id)
@@ -630,6 +657,10 @@ static int serve(struct conn *c, struct err *e)
     int rc = take_frames(c, e);
     while (rc == 0) {
         size_t got, turn = 0;
+        if (c->push_err.class != ERR_NONE) {
+            *e = c->push_err;
+            return -e->errnum;
+        }
         rc = send_queued(c, e);
         if (rc == 0)
             rc = exchange(c, UINT64_MAX, &got, e);
@@ -801,6 +832,7 @@ void *conn_thread(void *arg)
     struct conn *c = arg;
     block_signals();
     pthread_setname_np(pthread_self(), "larder-conn");
+    pthread_mutex_lock(&c->io);
     c->input = malloc(INPUT_BYTES);
     if (c->input) {
         run(c);
@@ -819,5 +851,6 @@ void *conn_thread(void *arg)
     pthread_mutex_unlock(&c->lock);
     run_ended(c);
     free(c->input);
+    pthread_mutex_unlock(&c->io);
     return NULL;
 }

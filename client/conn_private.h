@@ -4,7 +4,11 @@
  *
  * One lock guards calls and state; `more` and `done` run without it. A call is on one of three lists: queue
  * (not yet handed to the channel, its bytes in an `outgoing`), flying (sent, answer awaited) or ended (its
- * err is set, done not yet run). Only the thread moves a call to the channel or runs its callbacks.
+ * err is set, done not yet run). Only the thread runs callbacks.
+ *
+ * A second lock, io, is of the channel and the socket. The thread holds it but while it waits in poll(); a
+ * submitter takes it there to send what is queued itself (conn_push), and never waits for it. It comes before
+ * the first lock.
  */
 #ifndef LARDER_CLIENT_CONN_PRIVATE_H
 #define LARDER_CLIENT_CONN_PRIVATE_H
@@ -55,7 +59,8 @@ struct conn {
     uint64_t next_id;
     uint64_t next_deadline_ms; /* no call ends earlier */
 
-    /* The thread's own. */
+    pthread_mutex_t io;  /* of what follows; the thread may look without it */
+    struct err push_err; /* of a send on a submitter's thread: the connection is lost */
     struct channel *channel;
     const struct call *lender; /* whose tail the channel sends from where it is */
     uint8_t *input;

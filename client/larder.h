@@ -103,8 +103,9 @@ struct larder_options {
     const char *credentials; /* path of the credential file; NULL: $LARDER_CREDENTIALS */
     uint64_t staging_bytes;  /* pinned memory for saves, taken and faulted in at open; 0: 256 MiB. Feeds take
                                 their own */
-    unsigned threads;        /* for compressing and sealing; 0: cores / 2, at least 1, at most 16 */
-    int nice;                /* added to the nice value of those threads, so that training wins; 0: 5 */
+    unsigned
+        threads; /* for compressing and sealing; 0: half the cores, 2 to 16, as far as there are so many */
+    int nice;    /* added to the nice value of those threads, so that training wins; 0: 5 */
     unsigned connect_timeout_ms; /* 0: 10 s */
     unsigned request_timeout_ms; /* 0: 60 s: the bound of one request, and of waits with timeout_ms < 0 */
     unsigned reconnect_ms;       /* a lost connection is tried again for so long before calls fail; 0: 30 s */

@@ -73,7 +73,7 @@ struct part_writer {
     bool sealed;
 };
 
-static void chunk_send(struct part_writer *w, struct sealed *s);
+static void chunk_send(struct part_writer *w, struct sealed *s, bool push_follows);
 static void resume_send(struct part_writer *w);
 
 /* With the lock held. */
@@ -211,7 +211,7 @@ static void chunk_done(struct call *call)
         chunk_lost(w, s);
     } else if (may_resend(s)) {
         s->resends++;
-        chunk_send(w, s);
+        chunk_send(w, s, false);
     } else {
         err_prepend(&call->err, "sending chunk %u", s->number);
         writer_fail(w, &call->err);
@@ -223,7 +223,7 @@ static void chunk_done(struct call *call)
 }
 
 /* With the lock held. */
-static void chunk_send(struct part_writer *w, struct sealed *s)
+static void chunk_send(struct part_writer *w, struct sealed *s, bool push_follows)
 {
     struct buf b = {0};
     struct msg_segment_chunk m = {.segment = w->header.segment_id, .number = s->number};
@@ -235,7 +235,8 @@ static void chunk_send(struct part_writer *w, struct sealed *s)
         writer_fail(w, &e);
         chunk_gone(w, s);
     } else {
-        s->call = (struct call){.opcode = OP_SEGMENT_CHUNK, .sealed = true, .done = chunk_done};
+        s->call = (struct call){
+            .opcode = OP_SEGMENT_CHUNK, .sealed = true, .push_follows = push_follows, .done = chunk_done};
         w->calls++;
         conn_submit(w->o.conn, &s->call, SLICE(b.p, b.n), SLICE(s->bytes, s->entry.stored_bytes));
     }
@@ -300,7 +301,7 @@ static void resume_lost(struct part_writer *w, const uint8_t *has)
         if (has[s->number])
             chunk_answered(w, s);
         else
-            chunk_send(w, s);
+            chunk_send(w, s, false);
     }
 }
 
@@ -360,7 +361,7 @@ static void resume_send(struct part_writer *w)
 
 /* ---- sealing one chunk ---- */
 
-/* With the lock held: gives places to all that can have one now, and sends them. */
+/* With the lock held: gives places to all that can have one now, and queues them for conn_push. */
 static void place_and_send(struct part_writer *w)
 {
     while (w->next_place < w->o.chunks && w->parked[w->next_place]) {
@@ -378,7 +379,7 @@ static void place_and_send(struct part_writer *w)
         else if (w->resuming)
             list_add_tail(&w->lost, &s->link); /* behind the answer to segment_create */
         else
-            chunk_send(w, s);
+            chunk_send(w, s, true);
     }
 }
 
@@ -490,6 +491,7 @@ int part_writer_chunk(struct part_writer *w, struct part_scratch *sc, uint32_t n
     place_and_send(w);
     rc = writer_error(w, e);
     unlock(w);
+    conn_push(w->o.conn);
     return rc;
 }
 

@@ -95,11 +95,18 @@ static void *copier_run(void *arg)
     return NULL;
 }
 
+/* As larder.h says of `threads`. */
+static uint64_t copy_threads(const struct bench_job *j)
+{
+    uint64_t cores = (uint64_t)cores_usable(), half = cores / 2 > 2 ? cores / 2 : 2;
+    uint64_t threads = j->threads ? j->threads : half < cores ? half : cores;
+    return threads < COPIERS_MAX ? threads : COPIERS_MAX;
+}
+
 /* A plain copy of the same bytes, with as many threads as a submit has; kept if it is the fastest so far. */
 static void memcpy_measure(const struct bench_job *j, const struct share *s, double *best)
 {
-    uint64_t threads = j->threads ? j->threads : (uint64_t)cores_usable() / 2;
-    threads = threads < 1 ? 1 : threads < COPIERS_MAX ? threads : COPIERS_MAX;
+    uint64_t threads = copy_threads(j);
     struct copier copiers[COPIERS_MAX];
     pthread_t ids[COPIERS_MAX];
     uint64_t started = 1, each = s->bytes / threads / 4096 * 4096;
