@@ -238,6 +238,13 @@ int host_address(struct io_req *r, int flags)
     return status;
 }
 
+void host_recv_least(struct loop *l, int fd, size_t n)
+{
+    (void)l;
+    int least = n < (1u << 30) ? (int)n : 1 << 30;
+    (void)!setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
+}
+
 void host_shutdown(struct loop *l, int fd)
 {
     (void)l;

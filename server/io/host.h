@@ -37,6 +37,7 @@ int host_boot(struct loop *l, char out[LOOP_BOOT_BYTES]);
 int host_lock(struct loop *l, int fd);
 int host_listen(struct loop *l, const char *host, const char *port, bool shared, int *fd, char *bound,
                 size_t bound_size, struct err *e);
+void host_recv_least(struct loop *l, int fd, size_t n);
 void host_shutdown(struct loop *l, int fd);
 void host_peer(struct loop *l, int fd, char *out, size_t size);
 uint64_t host_now_ms(struct loop *l);

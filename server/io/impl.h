@@ -18,6 +18,7 @@ struct loop_ops {
     int (*lock)(struct loop *l, int fd);
     int (*listen)(struct loop *l, const char *host, const char *port, bool shared, int *fd, char *bound,
                   size_t bound_size, struct err *e);
+    void (*recv_least)(struct loop *l, int fd, size_t n);
     void (*shutdown)(struct loop *l, int fd);
     void (*peer)(struct loop *l, int fd, char *out, size_t size);
     uint64_t (*now_ms)(struct loop *l);

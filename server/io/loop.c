@@ -257,6 +257,11 @@ void loop_send_parts(struct loop *l, struct io_op *op, int fd, struct loop_parts
     submit(l, op);
 }
 
+void loop_recv_least(struct loop *l, int fd, size_t n)
+{
+    l->ops->recv_least(l, fd, n);
+}
+
 void loop_shutdown(struct loop *l, int fd)
 {
     l->ops->shutdown(l, fd);

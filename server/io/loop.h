@@ -94,6 +94,8 @@ void loop_connect(struct loop *l, struct io_op *op, const char *host,
                   const char *port); /* result: fd; numeric hosts only */
 void loop_recv(struct loop *l, struct io_op *op, int fd, void *p,
                size_t n); /* result: bytes, 0 at the end of the stream */
+/* Receives on the fd wait from now on until about n bytes have come, or the end. Immediate; a wish. */
+void loop_recv_least(struct loop *l, int fd, size_t n);
 void loop_send(struct loop *l, struct io_op *op, int fd, const void *p, size_t n); /* all n, or an error */
 /* Several pieces of memory one behind the other, as one send. The array is changed as it goes. */
 #define LOOP_PARTS_MAX 16

@@ -308,6 +308,7 @@ static const struct loop_ops pool_ops = {
     .boot = host_boot,
     .lock = host_lock,
     .listen = pool_listen,
+    .recv_least = host_recv_least,
     .shutdown = host_shutdown,
     .peer = host_peer,
     .now_ms = host_now_ms,

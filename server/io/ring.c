@@ -283,6 +283,7 @@ static const struct loop_ops ring_ops = {
     .boot = host_boot,
     .lock = host_lock,
     .listen = host_listen,
+    .recv_least = host_recv_least,
     .shutdown = host_shutdown,
     .peer = host_peer,
     .now_ms = host_now_ms,

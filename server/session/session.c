@@ -53,6 +53,7 @@ void session_accept(struct worker *w, int fd, unsigned address)
     s->w = w;
     s->fd = fd;
     s->recv_buf = recv_buf;
+    s->least = 1;
     if (make_channel(s, address, &e) < 0) {
         log_error("connection refused: %s", e.text);
         goto refuse;
@@ -189,6 +190,10 @@ static void receive(struct session *s)
     size_t n;
     uint8_t *place = channel_place(s->channel, &n);
     s->placed = n >= RECEIVE_BYTES / 2; /* worth a receive of its own */
+    size_t least = !s->placed ? 1 : n < RECEIVE_LEAST ? n : RECEIVE_LEAST;
+    if (least != s->least)
+        loop_recv_least(s->w->loop, s->fd, least);
+    s->least = least;
     if (s->placed)
         loop_recv(s->w->loop, &s->recv, s->fd, place, n);
     else

@@ -25,8 +25,9 @@
 #include "server/tenant/sched.h"
 
 #define RECEIVE_BYTES     (128u << 10)
-#define OUTPUT_HIGH_BYTES (1u << 20) /* streams add nothing while more than this waits to be sent */
-#define OUTPUT_STOP_BYTES (4u << 20) /* and no request is taken while more than this does */
+#define RECEIVE_LEAST     (512u << 10) /* of a large frame, before it is worth waking up for */
+#define OUTPUT_HIGH_BYTES (1u << 20)   /* streams add nothing while more than this waits to be sent */
+#define OUTPUT_STOP_BYTES (4u << 20)   /* and no request is taken while more than this does */
 
 /* Buffers for whole frames that a worker keeps once they were needed. */
 #define PAYLOADS_KEPT_MAX 16u
@@ -139,7 +140,8 @@ struct session {
     bool peer_end; /* the peer has closed its side */
     bool broken;   /* an answer could not be queued: settle closes */
     uint8_t *recv_buf;
-    bool placed; /* what is being received goes straight into a frame */
+    bool placed;  /* what is being received goes straight into a frame */
+    size_t least; /* that a receive waits for */
     uint8_t *send_buf;
     size_t send_bytes;
     struct list queued, leaving; /* of a lane: output before the channel's, and what is being sent */
