@@ -41,6 +41,37 @@ static size_t unhex(const char *text, uint8_t *out)
     return n;
 }
 
+/* The sum is that of the sealed bytes with their tag, in place or not, however many pieces it takes. */
+static void sums_are_those_of_the_sealed_bytes(void **state)
+{
+    (void)state;
+    static const size_t lengths[] = {0, 1, 16, 32767, 32768, 32769, 100000};
+    struct aead *seals = aead_create(true), *opens = aead_create(false);
+    uint8_t key[32] = {3}, nonce[12] = {4}, *plain = calloc(1, 100000), *sealed = malloc(100016);
+    aead_key(seals, key);
+    aead_key(opens, key);
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        size_t n = lengths[i];
+        struct hash128 sealing, opening, want;
+        aead_seal(seals, nonce, "ad", 2, plain, n, sealed, &sealing);
+        want = hash128(sealed, n + AEAD_TAG_BYTES);
+        assert_memory_equal(&sealing, &want, sizeof want);
+        assert_int_equal(aead_open(opens, nonce, "ad", 2, sealed, n + AEAD_TAG_BYTES, sealed, &opening), 0);
+        assert_memory_equal(&opening, &want, sizeof want);
+        assert_memory_equal(sealed, plain, n);
+        aead_seal(seals, nonce, "ad", 2, plain, n, sealed, NULL);
+        sealed[n / 2] ^= 1;
+        want = hash128(sealed, n + AEAD_TAG_BYTES);
+        assert_int_equal(aead_open(opens, nonce, "ad", 2, sealed, n + AEAD_TAG_BYTES, sealed, &opening),
+                         -EBADMSG);
+        assert_memory_equal(&opening, &want, sizeof want);
+    }
+    aead_free(seals);
+    aead_free(opens);
+    free(plain);
+    free(sealed);
+}
+
 static void known_answers(void **state)
 {
     (void)state;
@@ -100,6 +131,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(known_answers),
+        cmocka_unit_test(sums_are_those_of_the_sealed_bytes),
         cmocka_unit_test(every_changed_bit_is_noticed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

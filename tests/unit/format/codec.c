@@ -54,7 +54,9 @@ static struct packed encode(enum codec_level level, enum dtype dtype, const uint
     struct packed x = {.n = SIZE_MAX, .codec = CODEC_COUNT};
     struct err e;
     uint8_t *out = malloc(codec_payload_max(n));
-    assert_int_equal(codec_encode(state, level, dtype, plain, n, out, &x.n, &x.codec, NULL, &e), 0);
+    struct hash128 found, want = hash128(plain, n);
+    assert_int_equal(codec_encode(state, level, dtype, plain, n, out, &x.n, &x.codec, &found, &e), 0);
+    assert_memory_equal(&found, &want, sizeof want);
     assert_true(x.n <= n);
     assert_in_range(x.codec, 0, CODEC_COUNT - 1);
     x.p = malloc(x.n + !x.n);
@@ -70,8 +72,10 @@ static size_t round_trip(enum codec_level level, enum dtype dtype, const uint8_t
     uint8_t *back = malloc(n);
     struct err e;
     memset(back, 0xa5, n);
-    assert_int_equal(codec_decode(state, x.codec, dtype, x.p, x.n, back, n, NULL, &e), 0);
+    struct hash128 found, want = hash128(plain, n);
+    assert_int_equal(codec_decode(state, x.codec, dtype, x.p, x.n, back, n, &found, &e), 0);
     assert_memory_equal(back, plain, n);
+    assert_memory_equal(&found, &want, sizeof want);
     free(back);
     free(x.p);
     if (codec)

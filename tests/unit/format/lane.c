@@ -58,6 +58,34 @@ static void tags_are_those_of_rfc_8439(void **state)
     lane_mac_free(down);
 }
 
+/* However a payload is cut, its tag is the same. */
+static void tags_in_pieces_are_the_same(void **state)
+{
+    (void)state;
+    enum { BYTES = 70000 };
+    static const size_t steps[] = {1, 15, 16, 17, 60, 4096, 16384, 16385, BYTES};
+    uint8_t *p = malloc(BYTES), want[LANE_TAG_BYTES], found[LANE_TAG_BYTES];
+    for (size_t i = 0; i < BYTES; i++)
+        p[i] = (uint8_t)(i * 7 + i / 256);
+    struct lane_mac *whole = lane_mac_create(false, keys.to_server),
+                    *pieces = lane_mac_create(false, keys.to_server);
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        for (size_t n = BYTES - 17; n <= BYTES; n += 17) {
+            lane_mac_tag(whole, SLICE(p, n), SLICE(NULL, 0), want);
+            lane_mac_begin(pieces);
+            for (size_t at = 0; at < n; at += steps[i])
+                lane_mac_add(pieces, SLICE(p + at, n - at < steps[i] ? n - at : steps[i]));
+            lane_mac_end(pieces, found);
+            assert_memory_equal(found, want, sizeof want);
+        }
+    want[3] ^= 1;
+    lane_mac_begin(pieces);
+    assert_int_equal(lane_mac_end_check(pieces, want), -EBADMSG);
+    lane_mac_free(whole);
+    lane_mac_free(pieces);
+    free(p);
+}
+
 /* ---- two ends ---- */
 
 struct lane {
@@ -384,10 +412,69 @@ static void frames_without_copies_are_the_same(void **state)
     lane_close(&l);
 }
 
+#define LENT_BYTES 300000
+
+/* Moves at most `piece` bytes at a time from one end to the other, until nothing is left or `limit` has gone.
+ */
+static size_t move(struct channel *from, struct channel *to, size_t piece, size_t limit)
+{
+    struct err e;
+    size_t moved = 0;
+    while (moved < limit) {
+        struct slice s = channel_output(from);
+        size_t n = s.n < piece ? s.n : piece;
+        if (n == 0)
+            break;
+        assert_true(n < s.n || channel_output_more(from) == (channel_lent(from) && s.n != LANE_TAG_BYTES));
+        assert_int_equal(channel_input(to, s.p, n, &e), 0);
+        channel_output_done(from, n);
+        moved += n;
+    }
+    return moved;
+}
+
+/* A tail that is lent travels as if it had been copied; the lender may have it back at any moment. */
+static void lent_tails_travel(void **state)
+{
+    (void)state;
+    uint8_t *tail = malloc(LENT_BYTES), *pattern = malloc(LENT_BYTES);
+    struct frame_header h = {.opcode = OP_SEGMENT_CHUNK, .request_id = 4};
+    struct err e;
+    struct frame f;
+    for (size_t i = 0; i < LENT_BYTES; i++)
+        pattern[i] = (uint8_t)(i * 3 + i / 1000);
+    for (size_t back = 0; back <= LENT_BYTES + 1000; back += 50111) {
+        struct lane l = lane_open();
+        memcpy(tail, pattern, LENT_BYTES);
+        assert_int_equal(channel_lend(l.client, &h, slice_str("message"), SLICE(tail, LENT_BYTES), &e), 0);
+        assert_true(channel_lent(l.client));
+        move(l.client, l.server, 7001, back);
+        assert_int_equal(channel_lent_keep(l.client, &e), 0);
+        memset(tail, 0, LENT_BYTES);
+        move(l.client, l.server, 65536, SIZE_MAX);
+        assert_false(channel_lent(l.client));
+        assert_int_equal(channel_frame(l.server, &f, &e), 1);
+        assert_int_equal(f.header.payload_bytes, 7 + LENT_BYTES);
+        assert_memory_equal(f.payload, "message", 7);
+        assert_memory_equal(f.payload + 7, pattern, LENT_BYTES);
+        channel_frame_done(l.server);
+        /* Small ones are copied at once, and frames behind are in order. */
+        assert_int_equal(channel_lend(l.client, &h, slice_str("small"), SLICE(pattern, 100), &e), 0);
+        assert_false(channel_lent(l.client));
+        move(l.client, l.server, SIZE_MAX, SIZE_MAX);
+        assert_int_equal(channel_frame(l.server, &f, &e), 1);
+        channel_frame_done(l.server);
+        lane_close(&l);
+    }
+    free(tail);
+    free(pattern);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(tags_are_those_of_rfc_8439, set_up),
+        cmocka_unit_test_setup(tags_in_pieces_are_the_same, set_up),
         cmocka_unit_test_setup(frames_arrive, set_up),
         cmocka_unit_test_setup(every_changed_byte_is_noticed, set_up),
         cmocka_unit_test_setup(frames_elsewhere_are_noticed, set_up),
@@ -395,6 +482,7 @@ int main(void)
         cmocka_unit_test_setup(an_opening_is_its_holders, set_up),
         cmocka_unit_test_setup(an_opening_cannot_be_reflected, set_up),
         cmocka_unit_test_setup(frames_without_copies_are_the_same, set_up),
+        cmocka_unit_test_setup(lent_tails_travel, set_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
