@@ -3,7 +3,7 @@
  * A hash of 128 bits made to be computed by very many threads, on a GPU next to the data, and by one core of
  * the host at the speed of memory; both give the same bits. It says whether a chunk has changed since it was
  * last looked at. It finds accidents, not attacks: its keys are no secret, and it proves nothing about who
- * wrote the bytes. It is not stored anywhere.
+ * wrote the bytes. It is stored in scratch files only (format/FORMAT.md, section 14).
  *
  * Construction. The bytes, filled up with zeros to whole blocks of 32, are read as little-endian words of 64
  * bits; block i has words w0..w3. Every block is mixed on its own, under keys that depend on its place, and
@@ -39,6 +39,9 @@ struct chunk_hash {
 
 /* Any length, any alignment. Any thread. */
 struct chunk_hash chunk_hash(const void *p, size_t n);
+/* For data that comes in pieces: adds the blocks of n bytes, the first of which is block `first` of the
+ * chunk. All pieces but the last are whole blocks; then chunk_hash_end. */
+void chunk_hash_sum(struct chunk_hash *sum, uint64_t first, const void *p, size_t n);
 
 /* ---- what host and device share ---- */
 

@@ -94,6 +94,22 @@ static void equals_its_specification(void **state)
     free(p);
 }
 
+static void pieces_give_the_same(void **state)
+{
+    (void)state;
+    uint8_t *p = random_bytes(5000);
+    for (size_t n = 0; n <= 5000; n += 1 + next() % 40) {
+        struct chunk_hash sum = {0, 0};
+        for (size_t at = 0, piece; at < n; at += piece) {
+            piece = (1 + next() % 20) * CHUNK_HASH_BLOCK;
+            piece = n - at < piece ? n - at : piece;
+            chunk_hash_sum(&sum, at / CHUNK_HASH_BLOCK, p + at, piece);
+        }
+        assert_true(same(chunk_hash_end(sum, n), chunk_hash(p, n)));
+    }
+    free(p);
+}
+
 /* Once something rests on hashes of yesterday, these must not change. */
 static void keeps_its_values(void **state)
 {
@@ -309,6 +325,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equals_its_specification),
+        cmocka_unit_test(pieces_give_the_same),
         cmocka_unit_test(keeps_its_values),
         cmocka_unit_test(every_bit_matters),
         cmocka_unit_test(zeros_at_the_end_matter),
