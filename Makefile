@@ -145,8 +145,9 @@ $(BUILD)/tests/unit/tools/%: $(BUILD)/obj/tests/unit/tools/%.o $(filter-out %/la
 	$(Q)mkdir -p $(@D)
 	$(Q)$(LINK) $(filter %.o,$^) -o $@ -lcmocka -L$(BUILD) -llarder -Wl,-rpath,'$(abspath $(BUILD))' $(FORMAT_LIBS) -lm
 
-# What stands in for CUDA's driver in tests, and a driver that lacks everything.
-STANDINS := $(BUILD)/tests/standin/libcuda.so.1 $(BUILD)/tests/standin-lacking/libcuda.so.1
+# What stands in for CUDA's driver and for cuFile in tests, and a driver that lacks everything.
+STANDINS := $(BUILD)/tests/standin/libcuda.so.1 $(BUILD)/tests/standin/libcufile.so.0 $(BUILD)/tests/standin-lacking/libcuda.so.1
+$(BUILD)/tests/standin/libcufile.so.0: $(call objects,$(wildcard tests/support/cufile/*.c))
 $(BUILD)/tests/standin/libcuda.so.1: $(call objects,$(filter-out %/lacking.c,$(wildcard tests/support/cuda/*.c))) \
     $(BUILD)/obj/gpudirect/kernels_host.o
 $(BUILD)/tests/standin-lacking/libcuda.so.1: $(BUILD)/obj/tests/support/cuda/lacking.o

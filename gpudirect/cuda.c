@@ -603,6 +603,25 @@ static int copy(void *device, void *stream, enum memory_direction dir, const str
                 words[dir], d->ordinal);
 }
 
+/* ---- other libraries ---- */
+
+static int call(void *device, int (*f)(void *arg, struct err *e), void *arg, struct err *e)
+{
+    const struct device *d = device;
+    struct before before;
+    struct err second;
+    int rc = fail(step_in(d, &before), e, "making the context of CUDA device %d current", d->ordinal);
+    if (rc < 0)
+        return rc;
+    rc = f(arg, e);
+    int after = fail(step_out(&before, CU_OK), &second, "making the caller's CUDA context current again");
+    if (rc >= 0 && after < 0) {
+        *e = second;
+        rc = after;
+    }
+    return rc;
+}
+
 /* ---- kernels ---- */
 
 #define LOG_BYTES 160 /* of what the driver's compiler has to say */
@@ -668,6 +687,7 @@ const struct memory_ops memory_cuda_ops = {
     .event_query = event_query,
     .stream_after = stream_after,
     .copy = copy,
+    .call = call,
     .module_load = module_load,
     .module_unload = module_unload,
     .module_function = module_function,

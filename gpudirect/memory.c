@@ -477,6 +477,16 @@ int memory_copy(struct memory_stream *s, enum memory_direction d, void *to, cons
     return memory_copy_box(s, d, &b, e);
 }
 
+/* ---- other libraries ---- */
+
+int memory_call(struct memory *m, int (*f)(void *arg, struct err *e), void *arg, struct err *e)
+{
+    struct err own;
+    e = e ? e : &own;
+    int rc = enter(m, e);
+    return rc < 0 ? rc : leave(m, m->ops->call(m->device, f, arg, e), e);
+}
+
 /* ---- kernels ---- */
 
 int memory_module_load(struct memory *m, const void *image, struct memory_module **out, struct err *e)

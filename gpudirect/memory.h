@@ -169,6 +169,13 @@ must_check int memory_copy_box(struct memory_stream *s, enum memory_direction d,
 must_check int memory_copy(struct memory_stream *s, enum memory_direction d, void *to, const void *from,
                            size_t n, struct err *e);
 
+/* ---- other libraries ---- */
+
+/* Runs f on this thread with the device's context current, for libraries that look there for it. Returns what
+ * f returned, or a failure to make it so. f does not call memory_* of this device. Not once the device is
+ * lost. On host memory: f is called. */
+must_check int memory_call(struct memory *m, int (*f)(void *arg, struct err *e), void *arg, struct err *e);
+
 /* ---- kernels ---- */
 
 struct memory_launch {

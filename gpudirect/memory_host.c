@@ -147,6 +147,12 @@ static int copy(void *device, void *stream, enum memory_direction d, const struc
     return 0;
 }
 
+static int call(void *device, int (*f)(void *arg, struct err *e), void *arg, struct err *e)
+{
+    (void)device;
+    return f(arg, e);
+}
+
 static int no_kernels(struct err *e)
 {
     return err_set(e, ERR_UNSUPPORTED, "kernels run on devices; host memory has none");
@@ -202,6 +208,7 @@ const struct memory_ops memory_host_ops = {
     .event_query = happened,
     .stream_after = order,
     .copy = copy,
+    .call = call,
     .module_load = module_load,
     .module_unload = nothing,
     .module_function = module_function,

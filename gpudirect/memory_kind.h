@@ -39,6 +39,8 @@ struct memory_ops {
     int (*copy)(void *device, void *stream, enum memory_direction d, const struct memory_box *b,
                 struct err *e);
 
+    int (*call)(void *device, int (*f)(void *arg, struct err *e), void *arg, struct err *e);
+
     int (*module_load)(void *device, const void *image, void **out, struct err *e);
     int (*module_unload)(void *device, void *module, struct err *e);
     int (*module_function)(void *device, void *module, const char *name, void **out, struct err *e);
