@@ -497,6 +497,45 @@ LARDER_API int64_t larder_dataset_read(struct larder_dataset *d, size_t shard, u
                                        size_t n, struct larder_error *e);
 LARDER_API void larder_dataset_close(struct larder_dataset *d);
 
+/* ---- scratch files
+ * -------------------------------------------------------------------------------------------------- */
+
+/*
+ * Tensors to and from one plain file on a disk of this machine, without a server: for the fast disk beside
+ * the GPU, in between durable saves. A scratch file is NOT ENCRYPTED: who can read it can read the tensors
+ * (it is made with mode 0600). It is not compressed, not replicated, and belongs to one rank. Where cuFile
+ * (GPUDirect Storage) is there, device memory goes between GPU and disk without the host's memory; else by a
+ * pinned bounce buffer; the info says which. Every 4 MiB are hashed, and the hash is compared when they are
+ * read.
+ */
+struct larder_scratch_options {
+    size_t size;
+    void *stream; /* CUstream: what a device's tensors hold once it has done what it was given; NULL: the
+                     default stream of each device */
+    int bounce;   /* 1: by the bounce buffer, also where cuFile is there */
+};
+struct larder_scratch_info {
+    size_t size;
+    uint64_t bytes; /* of the tensors */
+    double seconds;
+    char path[512]; /* how the bytes went, for each kind of memory */
+};
+/* Writes a new file beside it, syncs it, and lets it take the name: path holds the old or the new, never a
+ * mixture, and the new one durably when 0 is returned. -EEXIST: path is there, and is no scratch file. After
+ * a crash a file "path.partial-..." may be left, which may be removed. Device tensors with strides need the
+ * kernels of a build with nvcc: -ENOTSUP. Does not look at `stream` for host memory. Blocks. options and info
+ * may be NULL. Any thread. */
+LARDER_API int larder_scratch_write(const char *path, const struct larder_tensor *tensors, size_t count,
+                                    const struct larder_scratch_options *options,
+                                    struct larder_scratch_info *info, struct larder_error *e);
+/* Reads tensors by name into their memory: those of the file that are asked for. -ENOENT: it is not in the
+ * file; -EILSEQ: dtype, shape or box are not those that were written; -EBADMSG: damaged, by name and place
+ * (what was read is in memory all the same). Device memory is complete when it returns; nothing else may use
+ * it meanwhile. */
+LARDER_API int larder_scratch_read(const char *path, const struct larder_tensor *tensors, size_t count,
+                                   const struct larder_scratch_options *options,
+                                   struct larder_scratch_info *info, struct larder_error *e);
+
 /* ---- administration
  * ------------------------------------------------------------------------------------------------ */
 

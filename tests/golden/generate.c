@@ -309,6 +309,10 @@ static void seeds(void)
         const char *name = golden_small(i, &b);
         put(CORPUS "records", name, b.p, b.n);
     }
+    buf_reset(&b);
+    golden_small(17, &b);
+    memmove(b.p + 64, b.p + 3 * BLOCK_BYTES, b.n - 3 * BLOCK_BYTES); /* header's fields and table */
+    put(CORPUS "scratch", "three", b.p, 64 + b.n - 3 * BLOCK_BYTES);
     static const char json[] =
         "\x10\0\0\0{\"__metadata__\":{\"a\":\"b\"},\"w\":{\"dtype\":\"BF16\",\"shape\":[2,3],"
         "\"data_offsets\":[0,12]},\"s\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[12,16]}}";

@@ -410,3 +410,48 @@ def test_order_gives_the_values_of_the_document():
     assert [order((3, 0, 5, 2), 2024, 2, 3, a) for a in range(4)] == [(2, 4), (2, 1), (3, 1), (3, 0)]
     assert [mixed((5, 3, 2), (3, 0, 5, 2), 2024, 2, i) for i in range(10)] == [
         (1, 3, 1), (0, 3, 0), (1, 0, 1), (0, 3, 1), (2, 2, 3), (0, 2, 4), (1, 0, 2), (0, 2, 2), (2, 3, 0), (0, 2, 0)]
+
+
+def chunk_hash(data):
+    lo = hi = 0
+    k = [mix((i + 1) * GOLDEN_RATIO & MASK) for i in range(8)]
+    padded = data + bytes(-len(data) % 32)
+    for i in range(len(padded) // 32):
+        w, g = struct.unpack_from("<4Q", padded, 32 * i), i * GOLDEN_RATIO
+        p = (w[0] ^ k[0] + g & MASK) * (w[1] ^ k[1])
+        q = (w[2] ^ k[2] + g & MASK) * (w[3] ^ k[3])
+        x = (p & MASK ^ q >> 64) + w[0] + w[3] & MASK
+        y = (p >> 64 ^ q & MASK) + w[1] + w[2] & MASK
+        r = (x ^ k[4]) * (y ^ k[5])
+        lo, hi = lo + (r & MASK) & MASK, hi + (r >> 64) & MASK
+    lo = lo + mix(hi + len(data) & MASK) & MASK
+    hi = hi + mix(lo + k[6] & MASK) & MASK
+    lo = lo + mix(hi + k[7] & MASK) & MASK
+    return lo, hi + mix(lo) & MASK
+
+
+def test_chunk_hash_gives_the_values_of_the_document():
+    assert chunk_hash(b"larder") == (0xc91975e7617ea679, 0x54445c426a177e15)
+    assert chunk_hash(b"") == (0x5e1ded9ab2e75be3, 0xb488c540681815a1)
+
+
+def test_scratch_file_of_version_1():
+    data = (GOLDEN / "v1/scratch").read_bytes()
+    checksum, magic, version, count, offset, n, table_hash = struct.unpack_from("<Q8sIIQQQ", data)
+    assert (checksum, magic, version) == (xxh64(data[8:4096]), b"LARDSCRA", 1) and not any(data[48:4096])
+    assert len(data) == offset + n and table_hash == xxh64(data[offset:])
+    c, place, found = Cursor(data[offset:]), 4096, {}
+    for _ in range(count):
+        name, dtype, dims = c.bytes16().decode(), *c.get("BB")
+        box = [c.get("QQQ") for _ in range(dims)]
+        size = BITS[dtype] // 8
+        for _, _, length in box:
+            size *= length
+        found[name] = (dtype, box, data[place:place + size])
+        for at in range(0, size, 4 << 20):
+            assert c.get("QQ") == chunk_hash(data[place + at:place + min(at + (4 << 20), size)])
+        place += -(-size // 4096) * 4096
+    c.end()
+    assert place == offset
+    assert found == {"a/b": (1, [(37, 0, 37)], b"six words of bf16 and a tail\0\1\2" + bytes(6)),
+                     "none": (11, [(3, 0, 3), (0, 0, 0)], b""), "box": (12, [(9, 5, 3)], b"of a box, eight bytes ea")}

@@ -7,8 +7,10 @@
 #include "format/codec.h"
 #include "format/safetensors.h"
 #include "format/samples.h"
+#include "format/scratch.h"
 #include "format/seal.h"
 #include "format/version.h"
+#include "gpudirect/chunk_hash.h"
 #include "tests/support/mosaic.h"
 #include "tests/support/tarball.h"
 
@@ -391,6 +393,40 @@ static void safetensors_make(struct buf *out)
     check(safetensors_write(&st, out, NULL) == 0);
 }
 
+/* Three tensors, the second without bytes. */
+static void scratch_make(struct buf *out)
+{
+    static const uint8_t bytes[2][37] = {"six words of bf16 and a tail\0\1\2",
+                                         "of a box, eight bytes each: 24"};
+    const struct tensor tensors[3] = {
+        {.name = slice_str("a/b"), .dtype = DTYPE_U8, .dims = 1, .shape = {37}, .lengths = {37}, .bytes = 37},
+        {.name = slice_str("none"), .dtype = DTYPE_F32, .dims = 2, .shape = {3, 0}, .lengths = {3, 0}},
+        {.name = slice_str("box"),
+         .dtype = DTYPE_F64,
+         .dims = 1,
+         .shape = {9},
+         .offsets = {5},
+         .lengths = {3},
+         .bytes = 24}};
+    struct scratch_header h = {.table_offset = 3 * BLOCK_BYTES, .tensors = 3};
+    struct buf table = {0};
+    uint8_t block[BLOCK_BYTES], hash[SCRATCH_HASH_BYTES];
+    buf_zeros(out, 3 * BLOCK_BYTES);
+    for (unsigned i = 0; i < 3; i++) {
+        struct chunk_hash x = chunk_hash(bytes[i / 2], tensors[i].bytes);
+        le64_put(hash, x.lo);
+        le64_put(hash + 8, x.hi);
+        scratch_item_encode(&table, &(struct scratch_item){.tensor = tensors[i], .hashes = hash});
+        memcpy(out->p + (i / 2 + 1) * BLOCK_BYTES, bytes[i / 2], tensors[i].bytes);
+    }
+    h.table_bytes = table.n;
+    h.table_hash = hash64(table.p, table.n);
+    scratch_header_encode(&h, block);
+    memcpy(out->p, block, sizeof block);
+    buf_put(out, table.p, table.n);
+    buf_free(&table);
+}
+
 const char *golden_small(unsigned i, struct buf *out)
 {
     static const char *const names[] = {"envelope",
@@ -409,7 +445,8 @@ const char *golden_small(unsigned i, struct buf *out)
                                         "samples-windows",
                                         "shard.mds",
                                         "index.json",
-                                        "tokens.idx"};
+                                        "tokens.idx",
+                                        "scratch"};
     struct commit c;
     struct record_store store = {.store_id = golden_id(1), .created_ns = GOLDEN_TIME_NS};
     struct record_tenant tenant = {.name = GOLDEN_TENANT,
@@ -456,6 +493,7 @@ const char *golden_small(unsigned i, struct buf *out)
     case 14: mds_make(out, NULL); break;
     case 15: mds_make(NULL, out); break;
     case 16: idx_make(out); break;
+    case 17: scratch_make(out); break;
     }
     check(!out->failed);
     return names[i];
