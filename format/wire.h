@@ -30,7 +30,7 @@ struct frame_header {
     uint32_t flags;
     uint32_t payload_bytes;
     uint64_t request_id;
-    uint32_t deadline_ms; /* 0: the server's default */
+    uint32_t deadline_ms; /* 0: the server's default. Answers: FEATURE_READ_WAITS */
 };
 
 void frame_header_encode(const struct frame_header *h, uint8_t out[FRAME_HEADER_BYTES]);
@@ -75,6 +75,7 @@ enum opcode {
     OP_PUBLISHED_LIST = 41,
     OP_PUBLISHED_OPEN = 42,    /* pins the version of a published directory */
     OP_PUBLISHED_SAMPLES = 43, /* stream: the encoded sample index of one shard, as tails */
+    OP_FEED_REPORT = 44,       /* what a feed waited for, every few seconds */
 };
 
 const char *opcode_name(unsigned opcode); /* "segment_chunk"; "unknown" */
@@ -87,8 +88,12 @@ int role_of_name(const char *name, enum client_role *out); /* 0 or -EINVAL */
  * are mandatory: an unknown one is refused by number. */
 #define FEATURE_CREDITS         0 /* both sides of version 1 have it */
 #define FEATURE_BULK_LANE       1 /* plain TCP connections for sealed chunks */
+#define FEATURE_READ_WAITS      2 /* frames that answer reads tell how long they waited for the disk */
+#define FEATURE_FEED_REPORTS    3 /* OP_FEED_REPORT */
 #define FEATURE_MANDATORY_FIRST 32
-#define FEATURES_KNOWN          ((1ull << FEATURE_CREDITS) | (1ull << FEATURE_BULK_LANE))
+#define FEATURES_KNOWN                                                                  \
+    (1ull << FEATURE_CREDITS | 1ull << FEATURE_BULK_LANE | 1ull << FEATURE_READ_WAITS | \
+     1ull << FEATURE_FEED_REPORTS)
 
 enum commit_select {
     SELECT_LATEST = 1,

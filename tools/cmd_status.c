@@ -26,6 +26,7 @@ static const struct shown of_store[] = {{"store_read_only_reason", "read-only be
                                         {"store_id", "id"},
                                         {0}};
 static const struct shown of_now[] = {{"sessions_open", "sessions"},
+                                      {"feeds_open", "feeds that report"},
                                       {"lanes_open", "  of them bulk lanes"},
                                       {"requests_in_flight", "requests in flight"},
                                       {"joins_waiting", "ranks that wait for others"},
@@ -45,6 +46,11 @@ static const struct shown since_start[] = {{"sessions_total", "sessions"},
                                            {"disk_read_bytes", "  of them from disk"},
                                            {"joined_read_bytes", "  with a read for another client"},
                                            {"cached_read_bytes", "  still in memory"},
+                                           {"feed_reports_total", "reports of feeds"},
+                                           {"feed_network_ms", "  they waited for the network"},
+                                           {"feed_disk_ms", "  for the disk"},
+                                           {"feed_decode_ms", "  for decoding"},
+                                           {"feed_full_ms", "  were full"},
                                            {"scrub_read_bytes", "read for verify"},
                                            {"segment_written_bytes", "written for saves and imports"},
                                            {"segments_created", "parts begun"},
@@ -59,8 +65,9 @@ static const struct shown since_start[] = {{"sessions_total", "sessions"},
                                            {"corrupt_found", "objects found damaged"},
                                            {0}};
 /* In the head, in the table, or the same as another. */
-static const char *const elsewhere[] = {"version",   "protocol",        "uptime_ms", "server_time_ns", "io",
-                                        "transport", "store_read_only", "class_",    "loop",           NULL};
+static const char *const elsewhere[] = {
+    "version",         "protocol", "uptime_ms", "server_time_ns", "io", "transport",
+    "store_read_only", "class_",   "loop",      "feeds",          NULL};
 
 static bool ends_in(const char *key, const char *end)
 {
@@ -144,6 +151,74 @@ static void show_classes(const json_t *server)
     table_end(&t);
 }
 
+static int by_rank(const void *a, const void *b)
+{
+    const json_t *p = *(json_t *const *)a, *q = *(json_t *const *)b;
+    static const char *const keys[] = {"tenant", "run", "dataset"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const char *s = json_string_value(json_object_get(p, keys[i])),
+                   *t = json_string_value(json_object_get(q, keys[i]));
+        int d = strcmp(s ? s : "", t ? t : "");
+        if (d)
+            return d;
+    }
+    json_int_t r = json_integer_value(json_object_get(p, "rank")),
+               s = json_integer_value(json_object_get(q, "rank"));
+    return r < s ? -1 : r > s;
+}
+
+static uint64_t of_feed(const json_t *feed, const char *key)
+{
+    return (uint64_t)json_integer_value(json_object_get(feed, key));
+}
+
+/* Share of the time between the last two reports. */
+static struct text share_of(const json_t *feed, const char *key)
+{
+    struct text t;
+    uint64_t all = of_feed(feed, "recent_ms");
+    snprintf(t.s, sizeof t.s, "%.0f %%", all ? 100.0 * (double)of_feed(feed, key) / (double)all : 0.0);
+    return t;
+}
+
+static void show_feed(struct table *t, const json_t *f)
+{
+    const char *run = json_string_value(json_object_get(f, "run")),
+               *name = json_string_value(json_object_get(f, "dataset"));
+    char rank[48], at[48];
+    snprintf(rank, sizeof rank, "%" PRIu64 "/%" PRIu64, of_feed(f, "rank"), of_feed(f, "world"));
+    snprintf(at, sizeof at, "%" PRIu64 ":%" PRIu64, of_feed(f, "epoch"), of_feed(f, "position"));
+    table_row(t, name ? name : "", run && *run ? run : "-", rank, at,
+              number_text(of_feed(f, "batches_ready")).s, size_text(of_feed(f, "in_flight_bytes")).s,
+              share_of(f, "recent_network_ms").s, share_of(f, "recent_disk_ms").s,
+              share_of(f, "recent_decode_ms").s, share_of(f, "recent_full_ms").s);
+}
+
+/* Which rank waits for what: shares of the last seconds. */
+static void show_feeds(const json_t *server)
+{
+    static const char *const heads[] = {"FEED",       "RUN",      ">RANK", ">EPOCH:POSITION", ">READY",
+                                        ">IN FLIGHT", ">NETWORK", ">DISK", ">DECODE",         ">FULL"};
+    const json_t *feeds = json_object_get(server, "feeds");
+    size_t n = json_array_size(feeds);
+    uint64_t left_out = of_feed(server, "feeds_left_out");
+    if (n == 0)
+        return;
+    json_t **sorted = need(calloc(n, sizeof *sorted));
+    for (size_t i = 0; i < n; i++)
+        sorted[i] = json_array_get(feeds, i);
+    qsort(sorted, n, sizeof *sorted, by_rank);
+    struct table t;
+    table_begin(&t, heads, 10);
+    for (size_t i = 0; i < n; i++)
+        show_feed(&t, sorted[i]);
+    printf("\n");
+    table_end(&t);
+    if (left_out)
+        printf("and %" PRIu64 " more\n", left_out);
+    free(sorted);
+}
+
 static void show_all(const struct larder_info *info, const json_t *server)
 {
     uint64_t up_ns = (uint64_t)json_integer_value(json_object_get(server, "uptime_ms")) * 1000000u;
@@ -157,6 +232,7 @@ static void show_all(const struct larder_info *info, const json_t *server)
     show_group("since the start", since_start, server);
     show_others(server);
     show_classes(server);
+    show_feeds(server);
 }
 
 static int status_run(const struct command *cmd, int argc, char **argv)
@@ -193,5 +269,10 @@ const struct command cmd_status = {
     "usage: larder status [--json]\n"
     "  --json    {\"server\", \"software\", \"tenant\", \"role\", \"path\", \"status\": {...}}\n"
     "Sizes, times and counts of the store and of what is going on; --json has them as the server sends "
-    "them.\n",
+    "them.\n"
+    "Of each feed: rank, position, batches ready, bytes on their way, and for how much of the last seconds "
+    "its "
+    "trainer\n"
+    "waited for the network, the server's disk, or decoding, and the feed was full, waiting for the "
+    "trainer.\n",
     status_run};

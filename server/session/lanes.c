@@ -38,6 +38,7 @@ struct ticket {
     struct id id;
     struct lane_keys keys;
     struct identity identity;
+    uint64_t features;
     struct lane_group *group; /* a reference */
     uint64_t expires_ms;
 };
@@ -169,6 +170,7 @@ static int ticket_make(struct session *s, struct id *id, struct err *e)
     loop_random(s->w->loop, &k->id, sizeof k->id);
     *id = k->id;
     k->identity = s->identity;
+    k->features = s->features;
     k->group = group_ref(g);
     int rc = channel_export(s->channel, LANE_LABEL, &k->id, sizeof k->id, &k->keys, sizeof k->keys);
     rc = rc < 0 ? err_set(e, ERR_UNSUPPORTED, "lane_open: the connection gives no keys for a lane")
@@ -246,6 +248,7 @@ static int become(struct session *s, struct ticket *k, struct err *e)
     s->channel = lane;
     payloads_serve(s->w, lane);
     s->lane = true;
+    s->features = k->features;
     s->lanes = group_ref(k->group);
     atomic_fetch_add(&s->lanes->live, 1);
     return channel_input(s->channel, s->opening, sizeof s->opening, e);

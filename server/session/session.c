@@ -73,6 +73,7 @@ void session_accept(struct worker *w, int fd, unsigned address)
     s->close.done = on_close;
     list_init(&s->requests);
     list_init(&s->streams);
+    list_init(&s->feeds);
     output_init(s);
     list_add_tail(&w->sessions, &s->link);
     w->session_count++;
@@ -106,6 +107,7 @@ static void session_free(struct session *s)
     list_del(&s->link);
     channel_free(s->channel);
     free(s->recv_buf);
+    feeds_free(s);
     output_free(s);
     lane_left(s);
     free(s);
@@ -412,11 +414,20 @@ static void on_close(struct io_op *op)
     session_settle(s);
 }
 
+static struct frame_header answer_header(struct session *s, uint16_t opcode, uint32_t flags, uint64_t id)
+{
+    struct frame_header h = {.opcode = opcode, .flags = FRAME_RESPONSE | flags, .request_id = id};
+    if (s->features & 1ull << FEATURE_READ_WAITS)
+        h.deadline_ms = s->answer_wait_ms;
+    s->answer_wait_ms = 0;
+    return h;
+}
+
 void session_send(struct session *s, uint16_t opcode, uint32_t flags, uint64_t id, struct slice message,
                   struct slice tail)
 {
     struct err e = {0};
-    struct frame_header h = {.opcode = opcode, .flags = FRAME_RESPONSE | flags, .request_id = id};
+    struct frame_header h = answer_header(s, opcode, flags, id);
     if (s->state == SESSION_CLOSING || s->broken)
         return;
     if (channel_send(s->channel, &h, message, tail, &e) < 0) {
@@ -429,7 +440,7 @@ void session_send_extent(struct session *s, uint16_t opcode, uint32_t flags, uin
                          struct extent *x)
 {
     struct err e = {0};
-    struct frame_header h = {.opcode = opcode, .flags = FRAME_RESPONSE | flags, .request_id = id};
+    struct frame_header h = answer_header(s, opcode, flags, id);
     if (s->state == SESSION_CLOSING || s->broken) {
         extent_put(s->w->server->extents, x);
     } else if (output_extent(s, &h, tail, x, &e) < 0) {

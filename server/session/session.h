@@ -32,6 +32,7 @@
 /* Buffers for whole frames that a worker keeps once they were needed. */
 #define PAYLOADS_KEPT_MAX 16u
 
+struct json_t;
 struct op_entry;
 struct extent;
 struct extents;
@@ -127,7 +128,8 @@ struct session {
     enum session_state state;
     bool over_limit; /* will be told so at hello */
     struct channel *channel;
-    uint64_t features;        /* negotiated */
+    uint64_t features;        /* negotiated; a lane has those of the session that opened it */
+    uint32_t answer_wait_ms;  /* told in the header of the next frame: FEATURE_READ_WAITS */
     bool lane;                /* a bulk lane */
     struct lane_group *lanes; /* that it belongs to, or that it has opened; NULL: none */
     uint8_t opening[LANE_PLAIN_BYTES];
@@ -153,6 +155,8 @@ struct session {
     uint32_t request_count, stream_count;
     uint64_t payload_bytes, read_bytes;
     struct list streams;
+    struct list feeds; /* feeds.c */
+    uint32_t feed_count;
 };
 
 void session_accept(struct worker *w, int fd, unsigned address);
@@ -263,6 +267,14 @@ bool stream_waits_for_credit(const struct request *r);
 void published_list_handle(struct session *s, const struct op_entry *op, struct frame *f);
 void published_open_handle(struct session *s, const struct op_entry *op, struct frame *f);
 void published_samples_handle(struct session *s, const struct op_entry *op, struct frame *f);
+
+/* feeds.c: what the feeds of the session's client report, for status */
+void feed_report_handle(struct session *s, const struct op_entry *op, struct frame *f);
+void feeds_free(struct session *s);
+#define STATUS_FEEDS_MAX 4096u
+/* Adds an object for each feed of a session to the list, up to STATUS_FEEDS_MAX in all; returns how many
+ * found no room. */
+uint64_t feeds_json(const struct session *s, uint64_t now_ms, struct json_t *list);
 
 /* status.c */
 void status_handle(struct session *s, const struct op_entry *op, struct frame *f);

@@ -20,6 +20,8 @@ struct status {
     unsigned visited;
     uint64_t now_ms;
     struct store_stats store;
+    json_t *feeds; /* NULL: no memory */
+    uint64_t feeds_left_out;
     struct worker_figures workers[];
 };
 
@@ -117,6 +119,8 @@ static json_t *status_json(const struct status *st)
         put(o, metric_name(m), json_integer(metric_get(m)));
     put_classes(o, st, sv->worker_count);
     put_loops(o, st, sv->worker_count);
+    put(o, "feeds", json_incref(st->feeds));
+    put(o, "feeds_left_out", number(st->feeds_left_out));
     return o;
 }
 
@@ -146,8 +150,21 @@ static void home(struct loop_msg *m)
     struct status *st = container_of(m, struct status, msg);
     struct session *s = st->r.s;
     answer(st);
+    json_decref(st->feeds);
     request_free(&st->r);
     session_settle(s);
+}
+
+/* An admin's tenants are those of the whole server. */
+static void collect_feeds(struct status *st, const struct worker *w)
+{
+    const struct identity *who = &st->r.s->identity;
+    list_for_each (l, &w->sessions) {
+        const struct session *s = container_of(l, struct session, link);
+        if (st->feeds && s->feed_count > 0 &&
+            (who->role == ROLE_ADMIN || strcmp(who->tenant, s->identity.tenant) == 0))
+            st->feeds_left_out += feeds_json(s, loop_now_ms(w->loop), st->feeds);
+    }
 }
 
 static void visit(struct loop_msg *m)
@@ -158,6 +175,7 @@ static void visit(struct loop_msg *m)
     if (st->visited == 0)
         store_stats(sv->o.store, &st->store);
     worker_figures(w, &st->workers[st->visited]);
+    collect_feeds(st, w);
     st->visited++;
     if (st->visited == sv->worker_count) {
         m->run = home;
@@ -183,6 +201,7 @@ void status_handle(struct session *s, const struct op_entry *op, struct frame *f
     struct status *st = container_of(r, struct status, r);
     st->home = s->w;
     st->now_ms = loop_now_ms(s->w->loop);
+    st->feeds = json_array();
     st->msg.run = visit;
     loop_post(sv->workers[0].loop, &st->msg);
 }

@@ -254,25 +254,47 @@ static void count_bytes(const struct stream *st, size_t n)
     metric_add(st->class == CLASS_RESTORE ? METRIC_restore_read_bytes : METRIC_feed_read_bytes, (int64_t)n);
 }
 
+/* The time in which the next piece was not there though it could have been sent is the disk's; the client is
+ * told. */
+static void disk_waits(struct stream *st, bool waits)
+{
+    uint64_t now_ms = loop_now_ms(st->r.s->w->loop);
+    if (st->waits_since_ms)
+        st->waited_ms += now_ms - st->waits_since_ms;
+    st->waits_since_ms = waits ? now_ms : 0;
+}
+
+static void tell_wait(struct stream *st)
+{
+    disk_waits(st, false);
+    st->r.s->answer_wait_ms = st->waited_ms < UINT32_MAX ? (uint32_t)st->waited_ms : UINT32_MAX;
+    st->waited_ms = 0;
+}
+
 /* Sends the next piece if it is its turn and there is room. True: something moved. */
 static bool send_one(struct stream *st)
 {
-    if (st->r.s->broken || session_output_bytes(st->r.s) > OUTPUT_HIGH_BYTES)
+    if (st->r.s->broken || session_output_bytes(st->r.s) > OUTPUT_HIGH_BYTES) {
+        disk_waits(st, false);
         return false;
+    }
     if (st->piece_count == 0 && st->all_begun) {
         request_answer(&st->r, (struct slice){0}, (struct slice){0});
         stream_end(st);
         return true;
     }
     struct piece *p = container_of(st->pieces.next, struct piece, link);
-    if (st->piece_count == 0 || p->state != PIECE_READY)
+    if (st->piece_count == 0 || p->state != PIECE_READY) {
+        disk_waits(st, st->on_disk && st->piece_count > 0);
         return false;
+    }
     if (p->err.class != ERR_NONE) {
         struct err e = p->err;
         stream_fail(st, &e);
         return true;
     }
     count_bytes(st, p->data.n);
+    tell_wait(st);
     bool last = st->all_begun && st->piece_count == 1;
     struct extent *x = p->extent; /* NULL: the source's memory, which stays where it is only until it ends */
     p->extent = NULL;

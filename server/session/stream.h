@@ -80,6 +80,8 @@ struct stream {
     struct list pieces;
     uint32_t piece_count;
     bool begun, all_begun, ended;
+    uint64_t waits_since_ms; /* 0: the next piece is there, or could not be sent */
+    uint64_t waited_ms;      /* for the disk, not told yet */
     bool looking; /* something was asked for that the stream needs before it can begin; freed after that */
     /* ranges still to be begun (reads) */
     struct rcur ranges;

@@ -82,7 +82,8 @@ class Closed(Exception):
 
 
 class Client:
-    def __init__(self, server, role, hello=True, alpn=("larder/1",), version=ssl.TLSVersion.TLSv1_3, certificate=True):
+    def __init__(self, server, role, hello=True, alpn=("larder/1",), version=ssl.TLSVersion.TLSv1_3, certificate=True,
+                 features=1):
         who = server.credentials[role]
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = context.maximum_version = version
@@ -94,9 +95,9 @@ class Client:
         host, port = who["server"].rsplit(":", 1)
         raw = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
         self.sock = context.wrap_socket(raw, server_hostname=host)
-        self.last, self.kept = 0, {}
+        self.last, self.kept, self.waits, self.waited_ms = 0, {}, bool(features & 1 << 2), 0
         if hello:
-            self.hello = self.call("hello", features=1, software="second client")
+            self.hello = self.call("hello", features=features, software="second client")
 
     def send(self, opcode, payload=b"", id=0, flags=0, deadline=0, magic=0x3144524C, version=1, length=None, reserved=0):
         self.sock.sendall(struct.pack("<IHHIIQII", magic, version, opcode, flags, len(payload) if length is None else length,
@@ -113,7 +114,9 @@ class Client:
 
     def frame(self):
         magic, version, opcode, flags, n, id, deadline, zero = struct.unpack("<IHHIIQII", self.exactly(32))
-        assert (magic, version, deadline, zero) == (0x3144524C, 1, 0, 0) and flags & RESPONSE and flags < 8
+        assert (magic, version, zero) == (0x3144524C, 1, 0) and flags & RESPONSE and flags < 8
+        assert deadline == 0 or (self.waits and opcode == OPCODES["read"] and not flags & ERROR)
+        self.waited_ms += deadline
         return opcode, flags, id, self.exactly(n)
 
     def begin(self, name, tail=b"", /, deadline=0, **fields):
@@ -374,6 +377,7 @@ def test_hello_says_who_is_who(server, connect):
         assert c.sock.selected_alpn_protocol() == "larder/1" and c.sock.version() == "TLSv1.3"
         store_ids.add(c.hello["store_id"])
         status = json.loads(c.call("status")["json"])
+        assert status.pop("feeds") == [] # the only list
         assert status and not any(isinstance(value, (dict, list)) for value in status.values())
     assert len(store_ids) == 1 and any(store_ids.pop())
 
@@ -599,3 +603,40 @@ def test_who_is_not_let_in(server, connect):
         plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
         plain.shutdown(socket.SHUT_WR)
         assert plain.recv(100) == b""
+
+
+def test_feed_reports(server):
+    """What feeds report is in the status of their tenant until they end, or their session does."""
+    c, other = Client(server, "reader", features=1 | 1 << 2 | 1 << 3), Client(server, "operator")
+    assert c.hello["features"] == 1 | 1 << 2 | 1 << 3
+
+    def report(i=1, **more):
+        fields = dict(feed=bytes([i] * 16), ended=0, dataset="texts", run="llm", rank=1, world=4, epoch=2, position=96, samples=960,
+                      bytes=12345, damaged=1, batches_ready=3, ready_bytes=777, in_flight_bytes=888, age_ms=10000, network_ms=100,
+                      disk_ms=50, decode_ms=20, full_ms=9000)
+        return dict(fields, **more)
+
+    def feeds():
+        return json.loads(other.call("status")["json"])["feeds"]
+
+    assert feeds() == []
+    c.call("feed_report", **report())
+    c.call("feed_report", **report(age_ms=15000, network_ms=2100, disk_ms=1050, full_ms=9000))
+    got, = feeds()
+    want = dict(tenant="dev", dataset="texts", run="llm", rank=1, world=4, epoch=2, position=96, samples=960, bytes=12345, damaged=1,
+                batches_ready=3, ready_bytes=777, in_flight_bytes=888, age_ms=15000, network_ms=2100, disk_ms=1050, decode_ms=20,
+                full_ms=9000, recent_ms=5000, recent_network_ms=2000, recent_disk_ms=1000, recent_decode_ms=0, recent_full_ms=0)
+    assert {k: got[k] for k in want} == want and got["reported_ms_ago"] < 60000
+    assert c.refused("feed_report", **report(rank=4))[0] == "invalid"
+    assert c.refused("feed_report", **report(2, dataset="x" * 256))[0] == "invalid"
+    for i in range(2, 65):
+        c.call("feed_report", **report(i))
+    assert c.refused("feed_report", **report(65))[0] == "limit" and len(feeds()) == 64
+    c.call("feed_report", **report(1, ended=1))
+    c.call("feed_report", **report(99, ended=1)) # never heard of
+    assert len(feeds()) == 63 and json.loads(other.call("status")["json"])["feeds_open"] == 63
+    c.close()
+    until = time.monotonic() + PATIENCE_S
+    while feeds():
+        assert time.monotonic() < until
+    assert json.loads(other.call("status")["json"])["feeds_open"] == 0
