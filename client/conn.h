@@ -75,6 +75,8 @@ struct call {
     struct err err;   /* class ERR_NONE: good */
     uint8_t *payload; /* of the last frame; malloc'ed; call_free releases it */
     size_t payload_bytes;
+    uint32_t disk_ms; /* of a read, of the frame that `more` or `done` is called for: how long the server says
+                         that it waited for its disk */
     /* Private. */
     struct list link;
     struct conn *conn; /* that it was submitted on: the connection's or its lane's */

@@ -562,6 +562,7 @@ static void stream_frame(struct conn *c, struct call *call, const struct frame *
 {
     struct err e;
     err_clear(&e);
+    call->disk_ms = call->opcode == OP_READ ? f->header.deadline_ms : 0;
     int rc = call->more(call, f->payload, f->header.payload_bytes, &e);
     pthread_mutex_lock(&c->lock);
     if (conn_flying(c, call)) { /* else cancelled meanwhile */
@@ -599,6 +600,7 @@ static void last_frame(struct conn *c, struct call *call, const struct frame *f)
     pthread_mutex_lock(&c->lock);
     if (conn_flying(c, call)) {
         call->answered = true;
+        call->disk_ms = call->opcode == OP_READ ? f->header.deadline_ms : 0;
         call->payload = copy;
         call->payload_bytes = copy ? f->header.payload_bytes : 0;
         copy = NULL;

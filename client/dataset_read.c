@@ -85,13 +85,17 @@ static int take(struct ranged_read *r, const uint8_t *bytes, size_t n, struct er
 
 static int on_more(struct call *call, const uint8_t *payload, size_t n, struct err *e)
 {
-    return take(container_of(call, struct ranged_read, call), payload, n, e);
+    struct ranged_read *r = container_of(call, struct ranged_read, call);
+    r->disk_ms += call->disk_ms;
+    return take(r, payload, n, e);
 }
 
 static void on_done(struct call *call)
 {
     struct ranged_read *r = container_of(call, struct ranged_read, call);
     r->err = call->err;
+    if (r->err.class == ERR_NONE)
+        r->disk_ms += call->disk_ms;
     if (r->err.class == ERR_NONE && take(r, call->payload, call->payload_bytes, &r->err) == 0 &&
         r->next < r->count)
         err_set(&r->err, ERR_PROTOCOL, "the server ended a read %" PRIu64 " bytes into range %u of %u",

@@ -39,6 +39,7 @@ struct ranged_read {
     struct err err;     /* class ERR_NONE: all pieces came */
     uint32_t next;      /* pieces that came whole */
     uint64_t into_next; /* bytes that came of the piece after them */
+    uint64_t disk_ms;   /* for which the server says that it waited for its disk, of all tries together */
     /* Private. */
     struct call call;
 };

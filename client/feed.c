@@ -101,6 +101,7 @@ static void stop(struct larder_feed *f)
         pthread_join(f->scout, NULL);
     for (unsigned i = 0; i < f->worker_count; i++)
         pthread_join(f->workers[i], NULL);
+    feed_report_end(f);
     for (unsigned i = 0; i < f->conn_count; i++)
         conn_close(f->conns[i]); /* whatever was on its way has ended now */
     for (struct list *it; (it = list_pop(&f->retries));)
@@ -154,17 +155,32 @@ static struct larder_batch *first(struct larder_feed *f)
     return list_empty(&f->batches) ? NULL : container_of(f->batches.next, struct larder_batch, link);
 }
 
+/* With the lock held: for how long the server's disk was waited for since `before`, on the connection that
+ * met it most: connections wait at the same time. */
+static double disk_seconds(const struct larder_feed *f, const uint64_t before[FEED_CONNECTIONS_MAX])
+{
+    uint64_t most = 0;
+    for (unsigned i = 0; i < f->conn_count; i++)
+        if (f->disk_ms[i] - before[i] > most)
+            most = f->disk_ms[i] - before[i];
+    return (double)most / 1e3;
+}
+
 /* With the lock held: waits a little, and books the time on what the consumer waits for. */
 static void wait_for(struct larder_feed *f, const struct larder_batch *b, uint64_t until_ms)
 {
-    uint64_t begin = clock_ns();
+    uint64_t begin = clock_ns(), before[FEED_CONNECTIONS_MAX];
     bool decoding = b && b->fetching == 0 && b->pending > 1;
+    memcpy(before, f->disk_ms, sizeof before);
     clock_wait(&f->changed, &f->lock, until_ms);
-    double s = (double)(clock_ns() - begin) / 1e9;
-    if (decoding)
+    double s = (double)(clock_ns() - begin) / 1e9, disk = disk_seconds(f, before);
+    if (decoding) {
         f->starved_decode += s;
-    else
-        f->starved_network += s;
+        return;
+    }
+    disk = disk < s ? disk : s;
+    f->starved_disk += disk;
+    f->starved_network += s - disk;
 }
 
 static int waited_in_vain(struct larder_feed *f, const struct larder_batch *b, uint32_t timeout_ms,
@@ -338,6 +354,26 @@ int larder_batch_state(const struct larder_batch *b, uint8_t state[LARDER_STATE_
     return FEED_STATE_BYTES;
 }
 
+void feed_figures(const struct larder_feed *f, struct larder_feed_info *i)
+{
+    i->epoch = f->epoch;
+    i->position = f->position;
+    i->samples_out = f->samples_out;
+    i->bytes_out = f->bytes_out;
+    i->skipped = f->skipped;
+    i->substituted = f->substituted;
+    i->bytes_in_flight = f->bytes_in_flight;
+    list_for_each (it, &f->batches) {
+        const struct larder_batch *b = container_of(it, struct larder_batch, link);
+        i->batches_ready += b->ready;
+        i->bytes_ready += b->ready ? b->data_bytes : 0;
+    }
+    i->starved_seconds.network = f->starved_network;
+    i->starved_seconds.disk = f->starved_disk;
+    i->starved_seconds.decode = f->starved_decode;
+    i->starved_seconds.consumer = f->starved_consumer;
+}
+
 int larder_feed_info(struct larder_feed *f, struct larder_feed_info *out)
 {
     int rc = client_enter(f->client, NULL);
@@ -355,21 +391,7 @@ int larder_feed_info(struct larder_feed *f, struct larder_feed_info *out)
     snprintf(i.path, sizeof i.path, "%s",
              imported ? conn_paths(f->conns, f->conn_count, client_conn(f->client)) : "TLS 1.3 over TCP");
     pthread_mutex_lock(&f->lock);
-    i.epoch = f->epoch;
-    i.position = f->position;
-    i.samples_out = f->samples_out;
-    i.bytes_out = f->bytes_out;
-    i.skipped = f->skipped;
-    i.substituted = f->substituted;
-    i.bytes_in_flight = f->bytes_in_flight;
-    list_for_each (it, &f->batches) {
-        const struct larder_batch *b = container_of(it, struct larder_batch, link);
-        i.batches_ready += b->ready;
-        i.bytes_ready += b->ready ? b->data_bytes : 0;
-    }
-    i.starved_seconds.network = f->starved_network;
-    i.starved_seconds.decode = f->starved_decode;
-    i.starved_seconds.consumer = f->starved_consumer;
+    feed_figures(f, &i);
     pthread_mutex_unlock(&f->lock);
     memcpy(out, &i, out->size && out->size < sizeof i ? out->size : sizeof i);
     return 0;

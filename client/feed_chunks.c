@@ -196,7 +196,7 @@ void feed_chunk_came(struct ranged_read *r, struct read_piece *p)
     struct larder_feed *f = fetch->feed;
     struct feed_chunk *c = p->tag;
     pthread_mutex_lock(&f->lock);
-    fetch->lost_ms = 0;
+    feed_fetch_came(fetch);
     if (c) {
         c->state = CHUNK_STORED;
         for (struct feed_piece *w = c->waiting; w; w = w->next)

@@ -36,10 +36,18 @@ void feed_fetch_start(struct feed_fetch *fetch)
     struct larder_feed *f = fetch->feed;
     if (!fetch->read.conn) {
         pthread_mutex_lock(&f->lock);
-        fetch->read.conn = f->conns[f->next_conn++ % f->conn_count];
+        fetch->conn = f->next_conn++ % f->conn_count;
+        fetch->read.conn = f->conns[fetch->conn];
         pthread_mutex_unlock(&f->lock);
     }
     ranged_read_submit(&fetch->read);
+}
+
+void feed_fetch_came(struct feed_fetch *fetch)
+{
+    fetch->lost_ms = 0;
+    fetch->feed->disk_ms[fetch->conn] += fetch->read.disk_ms - fetch->disk_ms;
+    fetch->disk_ms = fetch->read.disk_ms;
 }
 
 /* With the lock held: every piece that did not come fails. */

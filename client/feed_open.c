@@ -323,6 +323,8 @@ int larder_feed_open(struct larder *c, const struct larder_feed_options *given, 
     if (rc == 0)
         rc = take_memory(f, &e);
     if (rc == 0)
+        rc = feed_report_begin(f, o.run, &e);
+    if (rc == 0)
         rc = start_threads(f, &e);
     if (rc < 0) {
         if (f)

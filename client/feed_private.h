@@ -6,7 +6,8 @@
  *   scout       runs some batches before the planner, so that parts and sample indexes are there in time
  *               (feed_scout.c)
  *   workers     decode chunks, copy samples out of them, ask again after losses (feed_worker.c), see to
- * samples that could not be read (feed_repair.c) consumer    whoever calls larder_feed_next (feed.c)
+ *               samples that could not be read (feed_repair.c), report to the server (feed_report.c)
+ *   consumer    whoever calls larder_feed_next (feed.c)
  *
  * Memory: depth_bytes of pinned memory for the samples of batches ahead and of those the consumer holds
  * (feed_arena.h); for imported datasets as much again, at least 16 MiB, for chunks on their way and decoded
@@ -142,6 +143,8 @@ struct feed_fetch {
     bool renew;        /* the server does not know the opened version: open it again first */
     bool split;        /* something of it is damaged: ask piece by piece */
     unsigned renewals; /* in a row */
+    unsigned conn;     /* number of the connection */
+    uint64_t disk_ms;  /* of the read's, added to the feed's */
     struct read_piece pieces[];
 };
 
@@ -197,7 +200,14 @@ struct larder_feed {
     uint64_t bytes_in_flight;
     struct larder_feed_damage *damages; /* FEED_DAMAGE_MAX places from the first on; texts are the feed's */
     uint32_t damage_count;
-    double starved_network, starved_decode, starved_consumer;
+    double starved_network, starved_disk, starved_decode, starved_consumer;
+    uint64_t disk_ms[FEED_CONNECTIONS_MAX]; /* that the server waited for its disk, by connection */
+
+    /* What the server is told (feed_report.c). */
+    char *run, *names;
+    struct id report_id;
+    uint64_t opened_ms, report_due_ms; /* due: UINT64_MAX where the server does not want to know */
+    struct feed_reports *reports;
 };
 
 /* feed.c: among the client's open feeds, whose position saves take. */
@@ -248,6 +258,21 @@ void feed_chunk_came(struct ranged_read *r, struct read_piece *p);
 void feed_range_came(struct ranged_read *r, struct read_piece *p);
 /* With the lock held: p of a fetch will not come. */
 void feed_chunk_lost(struct larder_feed *f, struct feed_chunk *c, const struct err *e);
+
+/* With the lock held: something of the read came; its waits for the disk are the feed's. */
+void feed_fetch_came(struct feed_fetch *fetch);
+
+/* feed.c */
+struct larder_feed_info;
+/* With the lock held: what changes. */
+void feed_figures(const struct larder_feed *f, struct larder_feed_info *out);
+
+/* feed_report.c */
+#define FEED_REPORT_MS 5000u
+must_check int feed_report_begin(struct larder_feed *f, const char *run, struct err *e);
+/* A worker's, without the lock: sends a report unless the one before is still on its way. */
+void feed_report(struct larder_feed *f, bool ended);
+void feed_report_end(struct larder_feed *f);
 
 /* feed_scout.c */
 void *feed_scout(void *arg);

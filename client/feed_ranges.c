@@ -10,7 +10,7 @@ void feed_range_came(struct ranged_read *r, struct read_piece *p)
     struct feed_fetch *fetch = container_of(r, struct feed_fetch, read);
     struct larder_feed *f = fetch->feed;
     pthread_mutex_lock(&f->lock);
-    fetch->lost_ms = 0;
+    feed_fetch_came(fetch);
     if (p->tag) {
         feed_piece_came(f, p->tag);
         feed_piece_ends(f, p->tag, NULL);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a feed's workers do: decode chunks that came, go on with fetches whose time has come, and see to
- * samples that could not be read. */
+ * samples that could not be read, report to the server. */
 #include <unistd.h>
 
 #include "client/clock.h"
@@ -60,6 +60,13 @@ void *feed_worker(void *arg)
     pthread_mutex_lock(&f->lock);
     while (!f->closing) {
         uint64_t next_ms;
+        if (clock_ms() >= f->report_due_ms) {
+            f->report_due_ms = clock_ms() + FEED_REPORT_MS;
+            pthread_mutex_unlock(&f->lock);
+            feed_report(f, false);
+            pthread_mutex_lock(&f->lock);
+            continue;
+        }
         struct list *it = list_pop(&f->decode);
         struct feed_fetch *fetch = it ? NULL : due(f, &next_ms);
         if (it) {
@@ -71,7 +78,7 @@ void *feed_worker(void *arg)
         } else if (!list_empty(&f->repairs) && !f->repairing) {
             repair(f);
         } else {
-            clock_wait(&f->work, &f->lock, next_ms);
+            clock_wait(&f->work, &f->lock, next_ms < f->report_due_ms ? next_ms : f->report_due_ms);
         }
     }
     pthread_mutex_unlock(&f->lock);

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -301,6 +302,54 @@ static void a_save_takes_the_position_with_it(void **state)
     free(seen);
 }
 
+/* The one feed in the server's status, as text; "" if there is none. */
+static void feed_in_status(struct larder *c, char out[4096])
+{
+    char *json = NULL, *begin, *end;
+    assert_int_equal(larder_status(c, &json, NULL), 0);
+    begin = strstr(json, "\"feeds\":[");
+    assert_non_null(begin);
+    end = strchr(begin, ']');
+    snprintf(out, 4096, "%.*s", (int)(end - begin - 9), begin + 9);
+    free(json);
+}
+
+static void wait_status(struct larder *c, bool there, char out[4096])
+{
+    for (time_t until = time(NULL) + 60; feed_in_status(c, out), (*out != 0) != there;)
+        assert_true(time(NULL) < until);
+}
+
+/* An operator sees who reads what, until the feed is closed or its client is gone. */
+static void a_feed_is_in_the_status(void **state)
+{
+    struct world *w = *state;
+    struct larder *c = open_client(w, "reader"), *operator= open_client(w, "operator");
+    struct larder_feed_options o = LARDER_INIT(larder_feed_options);
+    struct larder_feed *f;
+    struct larder_error e = {0};
+    char text[4096];
+    wait_status(operator, false, text);
+    o.dataset = "imported";
+    o.run = "llm";
+    o.rank = 1;
+    o.world = 3;
+    o.global_batch = BATCH;
+    assert_int_equal(larder_feed_open(c, &o, &f, &e), 0);
+    wait_status(operator, true, text);
+    assert_non_null(strstr(text, "\"dataset\":\"imported\""));
+    assert_non_null(strstr(text, "\"run\":\"llm\""));
+    assert_non_null(strstr(text, "\"rank\":1,\"world\":3"));
+    larder_feed_close(f);
+    wait_status(operator, false, text);
+    assert_int_equal(larder_feed_open(c, &o, &f, &e), 0);
+    wait_status(operator, true, text);
+    larder_feed_close(f);
+    close_client(c);
+    wait_status(operator, false, text);
+    close_client(operator);
+}
+
 /* D12: whatever was in memory may still come; then the replacement is told, and no byte of it was handed out.
  */
 static void a_replaced_file_is_told(void **state)
@@ -399,6 +448,7 @@ int main(void)
         cmocka_unit_test(an_imported_feed_outlives_its_server),
         cmocka_unit_test(a_published_feed_outlives_its_server),
         cmocka_unit_test(a_save_takes_the_position_with_it),
+        cmocka_unit_test(a_feed_is_in_the_status),
         cmocka_unit_test(many_shards_join),
         cmocka_unit_test(a_replaced_file_is_told),
         cmocka_unit_test(a_reader_cannot_import_and_a_failed_import_leaves_no_version),

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -17,7 +18,9 @@ static enum err_class reading(void *arg, bool published, uint32_t shard, uint64_
 {
     struct feed_world *w = arg;
     (void)p;
-    unsigned count = atomic_load(&w->bad_count);
+    unsigned count = atomic_load(&w->bad_count), ms = atomic_load(&w->slow_ms);
+    if (ms)
+        nanosleep(&(struct timespec){.tv_nsec = ms * 1000000l}, NULL);
     for (unsigned i = 0; published && i < count; i++) {
         uint64_t bad = atomic_load(&w->bad[i]), at = bad & ((1ull << BAD_SHARD_SHIFT) - 1);
         if (bad >> BAD_SHARD_SHIFT == shard && at >= offset && at < offset + n)

@@ -23,6 +23,7 @@ struct feed_world {
     /* Reads of a byte here fail: shard << 40 | offset. */
     atomic_ullong bad[WORLD_BAD_MAX];
     atomic_uint bad_count;
+    atomic_uint slow_ms; /* each read takes so long */
 };
 
 /* shards of up to 2 * samples samples each, see corpus.h. */

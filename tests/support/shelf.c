@@ -70,7 +70,7 @@ struct shelf {
     pthread_cond_t changed;
     bool stop, want_down, down;
     atomic_ullong cut_every, since_cut, bytes_read;
-    atomic_uint reads, cuts, held;
+    atomic_uint reads, cuts, held, disk_ms;
 };
 
 /* ---- answering ---- */
@@ -79,6 +79,8 @@ static void answer(struct shelf *s, int l, const struct frame_header *h, uint32_
 {
     struct frame_header a = {
         .opcode = h->opcode, .flags = FRAME_RESPONSE | flags, .request_id = h->request_id};
+    if (h->opcode == OP_READ && flags == 0)
+        a.deadline_ms = atomic_load(&s->disk_ms);
     struct err e;
     check(!message || !message->failed);
     int rc = channel_send(s->links[l].channel, &a, message ? SLICE(message->p, message->n) : SLICE(NULL, 0),
@@ -771,6 +773,11 @@ void shelf_cut_every(struct shelf *s, uint64_t bytes)
 {
     atomic_store(&s->since_cut, 0);
     atomic_store(&s->cut_every, bytes);
+}
+
+void shelf_disk_ms(struct shelf *s, uint32_t ms)
+{
+    atomic_store(&s->disk_ms, ms);
 }
 
 uint64_t shelf_bytes_read(struct shelf *s)

@@ -49,6 +49,8 @@ void shelf_cut_every(struct shelf *s, uint64_t bytes);
  * are forgotten, as by a restart. */
 void shelf_down(struct shelf *s);
 void shelf_up(struct shelf *s);
+/* From now on each read says that it waited so long for the disk (and does not). */
+void shelf_disk_ms(struct shelf *s, uint32_t ms);
 uint64_t shelf_bytes_read(struct shelf *s); /* sent in answer to reads */
 unsigned shelf_reads(struct shelf *s);      /* read requests */
 unsigned shelf_cuts(struct shelf *s);

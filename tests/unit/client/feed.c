@@ -304,6 +304,32 @@ static void a_paused_consumer_holds_bounded_memory_and_its_stream(void **state)
     world_end(&w);
 }
 
+/* Waiting is booked on what is waited for: a slow server's network, or its disk, if it says so. */
+static void waits_are_told_apart(void **state)
+{
+    (void)state;
+    for (unsigned told = 0; told < 2; told++) {
+        struct feed_world w;
+        world_make(&w, 4, 20, 3000, RECONNECT_MS);
+        uint32_t *seen = calloc(corpus_samples(&w.corpus), sizeof *seen);
+        struct larder_feed_options o = world_options();
+        o.connections = 1;
+        atomic_store(&w.slow_ms, 5);
+        shelf_disk_ms(w.shelf, told ? 60000 : 0); /* all of every wait */
+        struct larder_feed *f = world_feed(&w, &o);
+        while (take_batch(&w, f, seen) == 1)
+            ;
+        struct larder_feed_info i = LARDER_INIT(larder_feed_info);
+        assert_int_equal(larder_feed_info(f, &i), 0);
+        assert_true(i.starved_seconds.decode == 0);
+        assert_true(told ? i.starved_seconds.disk > 0 : i.starved_seconds.disk == 0);
+        assert_true(told || i.starved_seconds.network > 0);
+        larder_feed_close(f);
+        free(seen);
+        world_end(&w);
+    }
+}
+
 static void batches_larger_than_the_ring_come_one_at_a_time(void **state)
 {
     (void)state;
@@ -440,6 +466,7 @@ int main(void)
         cmocka_unit_test(leaves_out_damage_if_asked),
         cmocka_unit_test(names_damage_and_stops),
         cmocka_unit_test(a_paused_consumer_holds_bounded_memory_and_its_stream),
+        cmocka_unit_test(waits_are_told_apart),
         cmocka_unit_test(batches_larger_than_the_ring_come_one_at_a_time),
         cmocka_unit_test(refuses_at_open),
         cmocka_unit_test(a_fork_is_told),

@@ -287,7 +287,7 @@ static void a_site_may_forbid_lanes(void **state)
     assert_int_equal(caller_call(&tls, OP_HELLO, &b, &a), ERR_NONE);
     struct rcur in = rcur_of(a.payload, a.header.payload_bytes);
     assert_int_equal(msg_hello_reply_decode(&in, &reply, NULL), 0);
-    assert_int_equal(reply.features, 1ull << FEATURE_CREDITS);
+    assert_int_equal(reply.features, FEATURES_KNOWN & ~(1ull << FEATURE_BULK_LANE));
     answer_free(&a);
     assert_int_equal(ask(&tls, &k), ERR_UNSUPPORTED);
     caller_lane(&lane, &s, &k.keys, &k.ticket);
