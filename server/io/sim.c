@@ -698,6 +698,16 @@ void sim_crash(struct sim *s, unsigned node)
     n->crashes++;
 }
 
+void sim_count_traffic(struct sim *s, bool on)
+{
+    s->counts_traffic = on;
+}
+
+uint64_t sim_traffic(const struct sim *s)
+{
+    return s->traffic;
+}
+
 uint64_t sim_operations(const struct sim *s)
 {
     return s->operations;

@@ -28,6 +28,9 @@ struct sim_faults {
     /* The disk operation of that number (from 1, of all nodes; opens, lists and stats count too) fails with
      * -fail_errno and changes nothing; 0: none. Not a chance. ENOSPC is only for those that need space. */
     uint32_t fail_at, fail_errno;
+    /* The connection breaks on which the byte of that number (from 1) of the counted traffic arrives; what
+     * came before it may be read. 0: none. Not a chance. */
+    uint32_t cut_at;
 };
 
 /* Ways of losing. What is not durable counts in units: sectors of 512 bytes, lengths, folder entries. From
@@ -64,6 +67,9 @@ uint64_t sim_now_ms(const struct sim *s);
 void sim_crash(struct sim *s, unsigned node);
 /* Changes that the node's disk has seen (writes, syncs, lengths, names), and how many units would be lost at
  * most if it crashed now. */
+/* Bytes of data that arrive at either end of any connection are counted while it is on. */
+void sim_count_traffic(struct sim *s, bool on);
+uint64_t sim_traffic(const struct sim *s);    /* counted so far */
 uint64_t sim_operations(const struct sim *s); /* of all disks, so far */
 uint64_t sim_changes(struct sim *s, unsigned node);
 uint64_t sim_unsynced(struct sim *s, unsigned node);

@@ -43,6 +43,8 @@ struct sim {
     uint64_t random, random_ids; /* states */
     uint64_t now_us, serial;
     uint64_t operations; /* of disks */
+    uint64_t traffic;    /* bytes that arrived while */
+    bool counts_traffic;
     struct sim_event *heap;
     size_t event_count, event_room;
     struct sim_node **nodes;

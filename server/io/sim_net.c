@@ -155,6 +155,7 @@ static void reset_end(struct endpoint *ep)
 }
 
 static void arrive(struct sim *s, void *arg);
+static void cut(struct sim *s, struct endpoint *ep);
 
 static void send_segment(struct sim *s, struct endpoint *from, enum segment_kind kind, const void *p,
                          size_t n)
@@ -187,13 +188,30 @@ static void take_in(struct endpoint *ep, const void *p, size_t n)
     ep->in_bytes += n;
 }
 
+/* True: the segment holds the byte at which the connection breaks. */
+static bool is_cut(struct sim *s, const struct segment *g, size_t *before)
+{
+    uint64_t from = s->traffic, at = s->options.faults.cut_at;
+    if (!s->counts_traffic || g->kind != SEGMENT_DATA)
+        return false;
+    s->traffic += g->n;
+    *before = (size_t)(at - from - 1);
+    return at > from && at <= s->traffic;
+}
+
 static void arrive(struct sim *s, void *arg)
 {
     struct segment *g = arg;
     struct endpoint *ep = g->to;
     struct conn *c = ep->conn;
+    size_t before;
     ep->travelling_bytes -= g->n;
     c->segments--;
+    bool cuts = is_cut(s, g, &before);
+    if (cuts) {
+        s->struck.cut_at++;
+        g->n = before;
+    }
     if (g->kind == SEGMENT_RESET) {
         reset_end(ep);
     } else if (g->kind == SEGMENT_END) {
@@ -207,6 +225,8 @@ static void arrive(struct sim *s, void *arg)
     } else {
         push(s, ep->peer); /* dropped: the window opens */
     }
+    if (cuts && !ep->reset)
+        cut(s, ep);
     free(g);
     conn_free_if_over(c);
 }

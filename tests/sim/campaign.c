@@ -5,9 +5,12 @@
  * all has ended well. A seed is a whole history: one that fails is played again alone, with a trace, and made
  * smaller as long as it still fails.
  *
+ * Or one thing goes wrong in each history of a plan (images.h): the power fails after one change of the disk, one
+ * operation of the disk fails, or a connection breaks at one byte of a commit.
+ *
  *   campaign [--from S] [--seeds N] [--seconds T] [--jobs N] [--stop]    many; --stop: until one fails
- *   campaign --images N [--seeds N] ...                                  N moments and ways of a loss of
- * power of each seed (images.h); 0: all campaign --seed S [--set KNOB=VALUE ...] [--trace] one
+ *   campaign --images N | --sites N | --cuts N  [--seeds N] ...          so many histories of a seed; 0: all
+ *   campaign --seed S [--set KNOB=VALUE ...] [--trace]                   one
  */
 #include <errno.h>
 #include <signal.h>
@@ -300,7 +303,8 @@ static int summary(const struct campaign *c)
            "commits %llu, restores %llu, prunes %llu; server: starts %llu, crashes %llu, stops %llu; ranks "
            "killed %llu, "
            "attempts left running %llu; faults: cuts %llu, read %llu, write %llu, sync %llu, no space %llu, "
-           "short %llu; key rotations %llu, crash images %llu, fault sites %llu: %llu passed, %llu failed\n",
+           "short %llu; key rotations %llu, crash images %llu, fault sites and cuts %llu: %llu passed, %llu "
+           "failed\n",
            N(seeds + c->failed), N(c->from), N(traced), N(t.events), N(t.answers), N(t.errors), N(t.commits),
            N(t.restores), N(t.prunes), N(t.starts), N(t.crashes), N(t.stops), N(t.kills), N(t.zombies),
            N(t.cuts), N(t.read_errors), N(t.write_errors), N(t.sync_errors), N(t.no_space), N(t.shorts),
@@ -326,7 +330,8 @@ static int campaign(struct campaign *c, unsigned jobs)
 static int usage(const char *program)
 {
     fprintf(stderr,
-            "usage: %s [--images N | --sites N] [--from SEED] [--seeds N] [--seconds N] [--jobs N] [--stop] "
+            "usage: %s [--images N | --sites N | --cuts N] [--from SEED] [--seeds N] [--seconds N] [--jobs "
+            "N] [--stop] "
             "[--set "
             "KNOB=VALUE ...]\n"
             "       %s --seed SEED [--set KNOB=VALUE ...] [--trace]\nknobs:",
@@ -363,6 +368,9 @@ int main(int argc, char **argv)
             c.seeds = strtoull(value, NULL, 10);
         } else if (strcmp(argv[i], "--images") == 0) {
             one_thing = images_play;
+            most = strtoull(value, NULL, 10);
+        } else if (strcmp(argv[i], "--cuts") == 0) {
+            one_thing = cuts_play;
             most = strtoull(value, NULL, 10);
         } else if (strcmp(argv[i], "--sites") == 0) {
             one_thing = sites_play;

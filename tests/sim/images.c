@@ -12,6 +12,7 @@ static struct {
     uint32_t *units;
     uint64_t count, room;
     uint64_t operations; /* of the disk */
+    uint64_t traffic;    /* of commits */
 } seen;
 
 void images_calm(struct plan *p)
@@ -38,6 +39,7 @@ static void note_change(struct world *w)
         seen.units[seen.count++] = 0;
     seen.units[seen.count++] = (uint32_t)sim_unsynced(w->sim, 0);
     seen.operations = sim_operations(w->sim);
+    seen.traffic = sim_traffic(w->sim);
 }
 
 static uint64_t ways_of(uint64_t units)
@@ -98,6 +100,22 @@ void sites_play(const struct plan *p, uint64_t most, struct tally *sum)
     for (uint64_t i = 0; i < 2 * operations; i += every) {
         one.knob[KNOB_FAIL_AT] = (uint32_t)(i / 2 + 1);
         one.knob[KNOB_FAIL_ERRNO] = (uint32_t)numbers[i % 2];
+        world_play(&w, &one, NULL);
+        tally_add(sum, &w.tally);
+    }
+}
+
+void cuts_play(const struct plan *p, uint64_t most, struct tally *sum)
+{
+    static struct world w;
+    struct plan one = *p;
+    one.knob[KNOB_CRASH_AT] = 0;
+    one.knob[KNOB_CUT_AT] = UINT32_MAX;
+    seen.count = 0;
+    world_play(&w, &one, &(struct watching){.changed = note_change});
+    uint64_t every = most ? seen.traffic / most + 1 : 1;
+    for (uint64_t at = 1; at <= seen.traffic; at += every) {
+        one.knob[KNOB_CUT_AT] = (uint32_t)at;
         world_play(&w, &one, NULL);
         tally_add(sum, &w.tally);
     }

@@ -21,5 +21,8 @@ void images_play(const struct plan *p, uint64_t most, struct tally *sum);
  * each in a history of its own; the server's first start and one in good order are part of it. Does not
  * return if one ends badly. */
 void sites_play(const struct plan *p, uint64_t most, struct tally *sum);
+/* Cuts: at every byte that travels while the ranks of an attempt commit a step, in either direction, the
+ * connection breaks once. Does not return if one ends badly. */
+void cuts_play(const struct plan *p, uint64_t most, struct tally *sum);
 
 #endif

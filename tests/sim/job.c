@@ -24,6 +24,7 @@ struct attempt {
     struct id id;
     uint64_t asked_at; /* first registered; 0: not yet */
     uint64_t number;
+    uint32_t joining;                      /* ranks */
     uint32_t world, over, finished, saved; /* saved: steps of all ranks */
     uint64_t first_step, last_step;
     bool left_alone; /* the launcher has gone on without it */
@@ -155,7 +156,10 @@ static void verdict(struct actor *a, const struct sim_part *p, struct msg_join_r
     if (actor_errs(a, 20)) /* asked, and never heard of again */
         return;
     uint32_t bad = actor_errs(a, 30) ? ERR_MISMATCH : ERR_NONE;
-    if (read_set(a, r, &set) != ERR_NONE) /* it fell apart meanwhile */
+    sim_count_traffic(a->w->sim, false); /* of commits, not of what is read for them */
+    enum err_class whole = read_set(a, r, &set);
+    sim_count_traffic(a->w->sim, at->joining == at->world);
+    if (whole != ERR_NONE) /* it fell apart meanwhile */
         return;
     if (!bad)
         model_verdict_asked(&a->w->model, r, &p->h.attempt, p->h.step);
@@ -203,7 +207,7 @@ static void give_up_save(struct actor *a, const struct sim_part *p)
 }
 
 /* Until the save is decided. */
-static enum err_class join(struct actor *a, struct model_run *r, const struct sim_part *p)
+static enum err_class join_until_decided(struct actor *a, struct model_run *r, const struct sim_part *p)
 {
     enum err_class class = ERR_NONE;
     if (actor_errs(a, 60))
@@ -229,6 +233,17 @@ static enum err_class join(struct actor *a, struct model_run *r, const struct si
             return ERR_NONE;
     }
     return alive(a) ? class : ERR_NETWORK;
+}
+
+/* Traffic is that of commits while all ranks of an attempt are in here. */
+static enum err_class join(struct actor *a, struct model_run *r, const struct sim_part *p)
+{
+    struct attempt *at = ((struct rank *)a->arg)->attempt;
+    sim_count_traffic(a->w->sim, ++at->joining == at->world);
+    enum err_class class = join_until_decided(a, r, p);
+    at->joining--;
+    sim_count_traffic(a->w->sim, false);
+    return class;
 }
 
 /* ---- a rank ---- */

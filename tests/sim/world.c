@@ -32,6 +32,8 @@ void world_fail(struct world *w, const char *fmt, ...)
     else if (k[KNOB_FAIL_AT])
         n = snprintf(text, sizeof text, "--set fail-at=%u --set fail-errno=%u: ", k[KNOB_FAIL_AT],
                      k[KNOB_FAIL_ERRNO]);
+    else if (k[KNOB_CUT_AT])
+        n = snprintf(text, sizeof text, "--set cut-at=%u: ", k[KNOB_CUT_AT]);
     va_start(ap, fmt);
     vsnprintf(text + n, sizeof text - (size_t)n, fmt, ap);
     va_end(ap);
@@ -150,7 +152,7 @@ static bool at_rest(struct world *w)
 /* A world in which one thing of the server's machine goes wrong, and where just that is said by the plan. */
 static bool one_thing(const struct world *w)
 {
-    return w->plan.knob[KNOB_CRASH_AT] || w->plan.knob[KNOB_FAIL_AT];
+    return w->plan.knob[KNOB_CRASH_AT] || w->plan.knob[KNOB_FAIL_AT] || w->plan.knob[KNOB_CUT_AT];
 }
 
 void world_faults(struct world *w)
@@ -160,6 +162,7 @@ void world_faults(struct world *w)
                            .lose_way = w->crash_way,
                            .fail_at = w->faulty ? k[KNOB_FAIL_AT] : 0,
                            .fail_errno = k[KNOB_FAIL_ERRNO],
+                           .cut_at = w->faulty ? k[KNOB_CUT_AT] : 0,
                            .stall_ms_max = w->faulty ? k[KNOB_STALL] : 0};
     if (w->faulty && !one_thing(w))
         f = (struct sim_faults){.read_error = server_up(w) || k[KNOB_BAD_START] ? k[KNOB_READ_ERROR] : 0,
@@ -363,7 +366,7 @@ static void world_destroy(struct world *w)
     w->tally.sync_errors = f->sync_error;
     w->tally.no_space = f->write_no_space;
     w->tally.shorts = f->short_transfer;
-    w->tally.sites = f->fail_at;
+    w->tally.sites = f->fail_at + f->cut_at;
     model_free(&w->model);
     loop_destroy(w->clients);
     sim_destroy(w->sim);
