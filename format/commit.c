@@ -13,14 +13,15 @@
 static const char record_magic[8] = {'L', 'A', 'R', 'D', 'R', 'E', 'C', 'D'};
 
 static const char *const kind_names[] = {
-    [RECORD_STORE] = "store",     [RECORD_TENANT] = "tenant", [RECORD_RUN] = "run",
-    [RECORD_ATTEMPT] = "attempt", [RECORD_COMMIT] = "commit", [RECORD_MARK] = "mark",
-    [RECORD_SAMPLES] = "samples",
+    [RECORD_STORE] = "store",     [RECORD_TENANT] = "tenant",
+    [RECORD_RUN] = "run",         [RECORD_ATTEMPT] = "attempt",
+    [RECORD_COMMIT] = "commit",   [RECORD_MARK] = "mark",
+    [RECORD_SAMPLES] = "samples", [RECORD_PUBLISHED] = "published index",
 };
 
 static const char *kind_name(uint32_t kind)
 {
-    return kind >= RECORD_STORE && kind <= RECORD_SAMPLES ? kind_names[kind] : "unknown";
+    return kind >= RECORD_STORE && kind <= RECORD_PUBLISHED ? kind_names[kind] : "unknown";
 }
 
 int record_encode(enum record_kind kind, uint32_t version, const void *body, size_t n, struct buf *out,

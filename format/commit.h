@@ -23,8 +23,9 @@ enum record_kind {
     RECORD_RUN = 3,
     RECORD_ATTEMPT = 4,
     RECORD_COMMIT = 5,
-    RECORD_MARK = 6,    /* pin or bad */
-    RECORD_SAMPLES = 7, /* sample index, format/samples.h */
+    RECORD_MARK = 6,      /* pin or bad */
+    RECORD_SAMPLES = 7,   /* sample index, format/samples.h */
+    RECORD_PUBLISHED = 8, /* one of a published shard, and what it was made from */
 };
 
 /* Wraps a body. */

@@ -8,6 +8,7 @@
 #define COMMIT_VERSION              1u
 #define ENVELOPE_VERSION            1u
 #define SAMPLES_VERSION             1u
+#define PUBLISHED_VERSION           1u
 #define PROTOCOL_VERSION            1u
 #define SUITE_AES256GCM_HKDF_SHA256 1u /* AES-256-GCM, HKDF-SHA256; the only suite of version 1 */
 

@@ -285,17 +285,27 @@ static bool tenant_name(const char *s)
 
 static int publish_format(struct parse *p, struct published_dir *d, const char *value)
 {
-    static const char *const formats[SHARD_FORMAT_COUNT] = {
-        [SHARD_WHOLE] = "whole", [SHARD_TAR] = "tar", [SHARD_RECORDS] = "records"};
+    static const char *const formats[SHARD_FORMAT_COUNT] = {[SHARD_WHOLE] = "whole",
+                                                            [SHARD_TAR] = "tar",
+                                                            [SHARD_RECORDS] = "records",
+                                                            [SHARD_MDS] = "mds",
+                                                            [SHARD_TOKENS] = "tokens"};
     for (int f = 0; f < SHARD_FORMAT_COUNT; f++)
-        if (formats[f] && strcmp(value, formats[f]) == 0) {
+        if (strcmp(value, formats[f]) == 0) {
             d->format = (enum shard_format)f;
             return 1;
         }
-    return bad_value(p, "format", value, "tar, whole or records");
+    return bad_value(p, "format", value, "tar, mds, tokens, records or whole");
 }
 
-enum publish_key { PUBLISH_PATH, PUBLISH_TENANT, PUBLISH_FORMAT, PUBLISH_RECORD, PUBLISH_KEYS };
+enum publish_key {
+    PUBLISH_PATH,
+    PUBLISH_TENANT,
+    PUBLISH_FORMAT,
+    PUBLISH_RECORD,
+    PUBLISH_WINDOW,
+    PUBLISH_KEYS
+};
 
 static int set_publish(struct parse *p, struct published_dir *d, enum publish_key k, const char *value)
 {
@@ -309,6 +319,10 @@ static int set_publish(struct parse *p, struct published_dir *d, enum publish_ke
             return bad_value(p, "tenant", value, "a tenant's name, or * for all");
         return keep(p, (char **)&d->tenant, strdup(value));
     case PUBLISH_FORMAT: return publish_format(p, d, value);
+    case PUBLISH_WINDOW:
+        if (!token_window_parse(value, &d->window))
+            return bad_value(p, "window", value, "a number of tokens, or 2048+1");
+        return 1;
     default:
         if (config_size(value, &d->record_bytes) < 0 || d->record_bytes == 0)
             return bad_value(p, "record_bytes", value, "a size such as 4096");
@@ -318,7 +332,7 @@ static int set_publish(struct parse *p, struct published_dir *d, enum publish_ke
 
 static int publish_key(struct parse *p, const char *name, const char *value)
 {
-    static const char *const keys[PUBLISH_KEYS] = {"path", "tenant", "format", "record_bytes"};
+    static const char *const keys[PUBLISH_KEYS] = {"path", "tenant", "format", "record_bytes", "window"};
     struct published_dir *d = &p->c->published[p->c->published_count - 1];
     for (unsigned k = 0; k < PUBLISH_KEYS; k++) {
         if (strcmp(name, keys[k]) != 0)
@@ -328,7 +342,7 @@ static int publish_key(struct parse *p, const char *name, const char *value)
         p->section_seen |= 1u << k;
         return set_publish(p, d, (enum publish_key)k, value);
     }
-    return unknown_key(p, p->section, name, "path, tenant, format, record_bytes");
+    return unknown_key(p, p->section, name, "path, tenant, format, record_bytes, window");
 }
 
 static int tenant_key(struct parse *p, const char *name, const char *value)
@@ -471,6 +485,9 @@ static int check_complete(const struct config *c, const char *name, struct err *
         if ((d->format == SHARD_RECORDS) != (d->record_bytes != 0))
             return err_set(e, ERR_INVALID, "%s: [%s] needs record_bytes with format=records, and only then",
                            name, section);
+        if (d->window.tokens && d->format != SHARD_TOKENS)
+            return err_set(e, ERR_INVALID, "%s: [%s] has a window, which goes with format=tokens", name,
+                           section);
     }
     return 0;
 }

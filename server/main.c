@@ -382,6 +382,8 @@ static int begin(struct daemon *d, struct err *e)
                    .listen_count = c->listen_count,
                    .published = c->published,
                    .published_count = c->published_count,
+                   .store_folder = c->store,
+                   .space_reserve_bytes = c->space_reserve_bytes,
                    .caps = c->caps,
                    .cap_count = c->cap_count,
                    .no_bulk_lane = !c->bulk_lane,

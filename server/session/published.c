@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "format/base/utf8.h"
-
 int published_create(struct worker *w, struct published **out)
 {
     struct published *p = calloc(1, sizeof *p);
@@ -22,12 +20,15 @@ int published_create(struct worker *w, struct published **out)
     return 0;
 }
 
-static void pubversion_free(struct pubversion *v)
+void pubversion_free(struct pubversion *v)
 {
     if (!v)
         return;
-    for (uint32_t i = 0; i < v->count; i++)
+    for (uint32_t i = 0; i < v->count; i++) {
         free(v->shards[i].name);
+        free(v->shards[i].idx);
+    }
+    mds_index_free(v->mds);
     free(v->shards);
     free(v);
 }
@@ -97,14 +98,14 @@ struct pubversion *published_find(struct published *p, const char *tenant, const
     return v && published_visible(v->dir, tenant) ? v : NULL;
 }
 
-bool pubshard_path(const struct pubversion *v, uint32_t shard, char *out, size_t size)
+bool pubfile_path(const struct pubversion *v, const char *name, char *out, size_t size)
 {
-    return (size_t)snprintf(out, size, "%s/%s", v->dir->path, v->shards[shard].name) < size;
+    return (size_t)snprintf(out, size, "%s/%s", v->dir->path, name) < size;
 }
 
-int pubshard_same(const struct pubversion *v, uint32_t shard, const struct loop_stat *now, struct err *e)
+int pubfile_same(const struct pubversion *v, const char *name, const struct loop_stat *was,
+                 const struct loop_stat *now, struct err *e)
 {
-    const struct pubshard *was = &v->shards[shard];
     if (now->bytes == was->bytes && now->mtime_ns == was->mtime_ns && now->inode == was->inode)
         return 0;
     char id[2 * ID_BYTES + 1];
@@ -112,162 +113,22 @@ int pubshard_same(const struct pubversion *v, uint32_t shard, const struct loop_
     return err_set(e, ERR_MISMATCH,
                    "shard %s of %s was replaced while version %s was being read (%" PRIu64
                    " bytes then, %" PRIu64 " now); open the dataset again",
-                   was->name, v->dir->name, id, was->bytes, now->bytes);
+                   name, v->dir->name, id, was->bytes, now->bytes);
 }
 
-/* Looking at a folder. */
-
-static void scan_end(struct scan *s)
+struct pubversion *pubversion_keep(struct published *p, struct pubversion **built)
 {
-    loop_names_free(&s->names);
-    pubversion_free(s->building);
-    s->building = NULL;
-    s->done(s);
-}
-
-/* The id binds the dataset's name, format and every file that it consists of. */
-static int version_id(struct pubversion *v, struct err *e)
-{
-    struct buf b = {0};
-    uint8_t digest[SHA256_BYTES];
-    buf_put16(&b, slice_str(v->dir->name));
-    buf_u8(&b, (uint8_t)v->dir->format);
-    buf_u64(&b, v->dir->record_bytes);
-    buf_u32(&b, v->count);
-    for (uint32_t i = 0; i < v->count; i++) {
-        buf_put16(&b, slice_str(v->shards[i].name));
-        buf_u64(&b, v->shards[i].bytes);
-        buf_u64(&b, v->shards[i].mtime_ns);
-        buf_u64(&b, v->shards[i].inode);
-    }
-    int r = buf_end(&b, "the version of a published directory", e);
-    if (r == 0) {
-        sha256(b.p, b.n, digest);
-        memcpy(v->id.bytes, digest, ID_BYTES);
-    }
-    buf_free(&b);
-    return r;
-}
-
-static void scan_finish(struct scan *s)
-{
-    struct published *p = s->p;
-    if (version_id(s->building, &s->err) < 0) {
-        scan_end(s);
-        return;
-    }
-    s->version = known(p, &s->building->id);
-    if (!s->version) {
-        s->version = s->building;
-        s->building = NULL;
-        list_add_tail(&p->versions, &s->version->link);
-        p->version_count++;
-        s->version->refs++; /* not this one */
-        evict(p);
-        s->version->refs--;
-    }
-    scan_end(s);
-}
-
-static void scan_next(struct scan *s);
-
-static void scan_stat(struct io_op *op)
-{
-    struct scan *s = container_of(op, struct scan, op);
-    struct pubversion *v = s->building;
-    const char *name = s->names.names[s->next++];
-    if (op->result == -ENOENT ||
-        op->result == -ELOOP) { /* gone between listing and looking, or a link to nothing */
-        scan_next(s);
-        return;
-    }
-    if (op->result < 0) {
-        err_sys(&s->err, (int)-op->result, "published directory %s: looking at %s", s->dir->name, s->path);
-        scan_end(s);
-        return;
-    }
-    if (!s->stat.folder) {
-        struct pubshard *shard = &v->shards[v->count];
-        shard->name = strdup(name);
-        if (!shard->name) {
-            err_set(&s->err, ERR_NO_MEMORY, "published directory %s: no memory", s->dir->name);
-            scan_end(s);
-            return;
-        }
-        shard->bytes = s->stat.bytes;
-        shard->mtime_ns = s->stat.mtime_ns;
-        shard->inode = s->stat.inode;
-        v->bytes += shard->bytes;
-        v->count++;
-    }
-    scan_next(s);
-}
-
-/* Names that begin with a dot are how people hide what they are still writing. */
-static bool skipped(const char *name)
-{
-    return name[0] == '.';
-}
-
-static void scan_next(struct scan *s)
-{
-    while (s->next < s->names.count && skipped(s->names.names[s->next]))
-        s->next++;
-    if (s->next == s->names.count) {
-        scan_finish(s);
-        return;
-    }
-    const char *name = s->names.names[s->next];
-    if (strlen(name) > NAME_BYTES_MAX || !utf8_valid(name, strlen(name))) {
-        char quoted[128];
-        err_set(&s->err, ERR_INVALID,
-                "published directory %s: the file name %s is not UTF-8 of at most %u bytes", s->dir->name,
-                err_quote(quoted, sizeof quoted, name, strlen(name)), NAME_BYTES_MAX);
-        scan_end(s);
-        return;
-    }
-    snprintf(s->path, sizeof s->path, "%s/%s", s->dir->path, name);
-    s->op.done = scan_stat;
-    loop_stat(s->p->w->loop, &s->op, s->path, &s->stat);
-}
-
-static void scan_listed(struct io_op *op)
-{
-    struct scan *s = container_of(op, struct scan, op);
-    if (op->result < 0) {
-        err_sys(&s->err, (int)-op->result, "published directory %s: listing %s", s->dir->name, s->dir->path);
-        if (s->err.class == ERR_NOT_FOUND) /* the dataset is there, its folder is not */
-            s->err.class = ERR_IO, s->err.errnum = EIO;
-        scan_end(s);
-        return;
-    }
-    if (s->names.count > PUBLISHED_SHARDS_MAX) {
-        err_set(&s->err, ERR_LIMIT, "published directory %s: %s holds %zu files, at most %u can be published",
-                s->dir->name, s->dir->path, s->names.count, PUBLISHED_SHARDS_MAX);
-        scan_end(s);
-        return;
-    }
-    s->building = calloc(1, sizeof *s->building);
-    if (s->building)
-        s->building->shards = calloc(s->names.count + 1, sizeof *s->building->shards);
-    if (!s->building || !s->building->shards) {
-        err_set(&s->err, ERR_NO_MEMORY, "published directory %s: no memory", s->dir->name);
-        scan_end(s);
-        return;
-    }
-    s->building->dir = s->dir;
-    scan_next(s);
-}
-
-void scan_begin(struct scan *s, struct published *p, const struct published_dir *dir)
-{
-    s->p = p;
-    s->dir = dir;
-    s->version = NULL;
-    s->next = 0;
-    err_clear(&s->err);
-    s->op.done = scan_listed;
-    loop_list(p->w->loop, &s->op, dir->path, &s->names);
+    struct pubversion *v = known(p, &(*built)->id);
+    if (v)
+        return v;
+    v = *built;
+    *built = NULL;
+    list_add_tail(&p->versions, &v->link);
+    p->version_count++;
+    v->refs++; /* not this one */
+    evict(p);
+    v->refs--;
+    return v;
 }
 
 /* OP_PUBLISHED_LIST and OP_PUBLISHED_OPEN. */
@@ -390,7 +251,7 @@ static void open_answer(struct query *q, const struct pubversion *v)
     struct buf b = {0};
     for (uint32_t i = 0; i < v->count; i++) {
         struct msg_published_shard shard = {.name = slice_str(v->shards[i].name),
-                                            .bytes = v->shards[i].bytes};
+                                            .bytes = v->shards[i].stat.bytes};
         msg_published_shard_encode(&shard, &q->items);
     }
     struct msg_published_open_reply reply = {.version = v->id,

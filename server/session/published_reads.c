@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Bytes and sample indexes of published shards. Both are streams that may first have to find their version
- * again (by looking at the folders) and, for samples, to build the index by reading the shard once.
+/* Bytes of published shards: streams that may first have to find their version again, by looking at the
+ * folders.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +21,7 @@ struct lookup {
     size_t dir;
     enum sched_class class;
     uint64_t credit;
-    void (*found)(struct stream *st, struct pubversion *v, enum sched_class class, uint64_t credit);
+    published_found *found;
 };
 
 static void not_current(struct stream *st, const struct id *id)
@@ -65,9 +64,8 @@ static void lookup_scanned(struct scan *scan)
     session_settle(s);
 }
 
-static void find(struct stream *st, const struct id *id, enum sched_class class, uint64_t credit,
-                 void (*found)(struct stream *st, struct pubversion *v, enum sched_class class,
-                               uint64_t credit))
+void published_find_version(struct stream *st, const struct id *id, enum sched_class class, uint64_t credit,
+                            published_found *found)
 {
     struct published *p = st->r.s->w->published;
     struct pubversion *v = published_find(p, st->r.s->identity.tenant, id);
@@ -150,7 +148,7 @@ static void range_checked(struct piece *p)
     if (p->io.result < 0)
         err_sys(&x->err, (int)-p->io.result, "shard %s of %s is no longer what it was", shard_of(p)->name,
                 v->dir->name);
-    else if (pubshard_same(v, shard_number(&p->object), &p->stat, &x->err) < 0)
+    else if (pubfile_same(v, shard_of(p)->name, &shard_of(p)->stat, &p->stat, &x->err) < 0)
         check(x->err.class != ERR_NONE);
     range_close(p);
 }
@@ -171,7 +169,7 @@ static void range_key(struct piece *p)
 {
     const struct pubversion *v = p->stream->version;
     uint32_t shard = shard_number(&p->object);
-    bool fits = pubshard_path(v, shard, p->path, sizeof p->path);
+    bool fits = pubfile_path(v, shard_of(p)->name, p->path, sizeof p->path);
     check(fits);
     p->key = v->id;
     le64_put(p->key.bytes, le64_get(v->id.bytes) + shard);
@@ -190,7 +188,7 @@ static void range_ends(struct piece *p, uint64_t end)
     err_set(&p->err, ERR_MISMATCH,
             "shard %s of %s ends at byte %" PRIu64 ", it had %" PRIu64
             " when it was opened; open the dataset again",
-            shard->name, p->stream->version->dir->name, end, shard->bytes);
+            shard->name, p->stream->version->dir->name, end, shard->stat.bytes);
 }
 
 static void version_end(struct stream *st)
@@ -224,10 +222,10 @@ static int check_ranges(const struct stream *st, const struct pubversion *v, str
         if (n >= v->count)
             return err_set(e, ERR_INVALID, "range %u: shard %u of %s, which has %u", i, n, v->dir->name,
                            v->count);
-        if (range.offset + range.bytes > v->shards[n].bytes)
-            return err_set(e, ERR_INVALID,
-                           "range %u: bytes %" PRIu64 " to %" PRIu64 " of shard %s, which has %" PRIu64, i,
-                           range.offset, range.offset + range.bytes, v->shards[n].name, v->shards[n].bytes);
+        if (range.offset + range.bytes > v->shards[n].stat.bytes)
+            return err_set(
+                e, ERR_INVALID, "range %u: bytes %" PRIu64 " to %" PRIu64 " of shard %s, which has %" PRIu64,
+                i, range.offset, range.offset + range.bytes, v->shards[n].name, v->shards[n].stat.bytes);
     }
     return 0;
 }
@@ -247,301 +245,5 @@ static void read_found(struct stream *st, struct pubversion *v, enum sched_class
 void published_read(struct stream *st, enum sched_class class, uint64_t credit)
 {
     struct id id = st->scope;
-    find(st, &id, class, credit, read_found);
-}
-
-/* Sample indexes. */
-
-#define INDEX_READ_BYTES (256u << 10)
-
-struct index_job {
-    struct list link; /* published's jobs */
-    struct published *p;
-    struct pubversion *version; /* a reference */
-    uint32_t shard;
-    struct list waiting; /* streams, by their link; not begun */
-    struct samples_builder *builder;
-    struct io_op io;
-    struct loop_stat stat;
-    int fd;
-    uint64_t offset;
-    struct err err;
-    struct buf encoded;
-    uint8_t *memory;
-    char path[PUBLISHED_PATH_BYTES_MAX + 2 + NAME_BYTES_MAX];
-};
-
-static struct sample_index *index_known(struct published *p, const struct id *version, uint32_t shard)
-{
-    list_for_each (l, &p->indexes) {
-        struct sample_index *x = container_of(l, struct sample_index, link);
-        if (x->shard != shard || !id_equal(&x->version, version))
-            continue;
-        list_del(&x->link);
-        list_add_tail(&p->indexes, &x->link);
-        return x;
-    }
-    return NULL;
-}
-
-static void index_evict(struct published *p)
-{
-    list_for_each_safe (l, &p->indexes) {
-        struct sample_index *x = container_of(l, struct sample_index, link);
-        if (p->index_bytes <= p->w->server->limits.sample_index_bytes_max)
-            return;
-        if (x->refs > 0)
-            continue;
-        list_del(&x->link);
-        p->index_bytes -= x->encoded.n;
-        buf_free(&x->encoded);
-        free(x);
-    }
-}
-
-static void samples_next(struct stream *st, uint64_t max_bytes, struct piece *p)
-{
-    uint64_t left = st->samples->encoded.n - st->position;
-    p->offset = st->position;
-    p->extent_bytes = p->send_bytes = (uint32_t)(left < max_bytes ? left : max_bytes);
-    st->position += p->send_bytes;
-    st->all_begun = st->position == st->samples->encoded.n;
-}
-
-static void samples_read(struct piece *p)
-{
-    p->data = SLICE(p->stream->samples->encoded.p + p->offset, p->send_bytes);
-    p->state = PIECE_READY;
-}
-
-static void samples_end(struct stream *st)
-{
-    check(st->samples->refs > 0);
-    st->samples->refs--;
-    index_evict(st->r.s->w->published);
-}
-
-static const struct stream_source samples_source = {
-    .next = samples_next, .read = samples_read, .end = samples_end};
-
-static void samples_begin(struct stream *st, struct sample_index *x)
-{
-    x->refs++;
-    st->samples = x;
-    st->all_begun = x->encoded.n == 0;
-    stream_begin(st, &samples_source, CLASS_FEED, false, st->credit);
-}
-
-/* Keeps what was built; NULL: no memory. */
-static struct sample_index *job_keep(struct index_job *j)
-{
-    struct sample_index *x = calloc(1, sizeof *x);
-    if (!x) {
-        err_set(&j->err, ERR_NO_MEMORY, "no memory for a sample index");
-        return NULL;
-    }
-    x->version = j->version->id;
-    x->shard = j->shard;
-    x->encoded = j->encoded;
-    j->encoded = (struct buf){0};
-    list_add_tail(&j->p->indexes, &x->link);
-    j->p->index_bytes += x->encoded.n;
-    return x;
-}
-
-static void job_end(struct index_job *j)
-{
-    struct published *p = j->p;
-    struct sample_index *x = j->err.class == ERR_NONE ? job_keep(j) : NULL;
-    list_del(&j->link);
-    if (x)
-        x->refs++; /* until everyone who waits has it */
-    for (struct list *l; (l = list_pop(&j->waiting));) {
-        struct stream *st = container_of(l, struct stream, link);
-        struct session *s = st->r.s;
-        if (stream_found(st)) {
-            if (x)
-                samples_begin(st, x);
-            else
-                stream_fail(st, &j->err);
-        }
-        session_settle(s);
-    }
-    if (x)
-        x->refs--;
-    index_evict(p);
-    pubversion_unref(p, j->version);
-    samples_builder_free(j->builder);
-    buf_free(&j->encoded);
-    free(j->memory);
-    free(j);
-}
-
-static void job_closed(struct io_op *op)
-{
-    job_end(container_of(op, struct index_job, io));
-}
-
-static void job_close(struct index_job *j)
-{
-    j->io.done = job_closed;
-    loop_close(j->p->w->loop, &j->io, j->fd);
-}
-
-static void job_checked(struct io_op *op)
-{
-    struct index_job *j = container_of(op, struct index_job, io);
-    struct samples *samples = NULL;
-    if (op->result < 0)
-        err_sys(&j->err, (int)-op->result, "shard %s is no longer what it was", j->path);
-    else if (pubshard_same(j->version, j->shard, &j->stat, &j->err) == 0 &&
-             samples_builder_finish(j->builder, &samples, &j->err) == 0) {
-        int r = samples_encode(samples, &j->encoded, &j->err);
-        check(r == 0 || j->err.class != ERR_NONE);
-        samples_free(samples);
-    }
-    job_close(j);
-}
-
-static void job_read(struct index_job *j);
-
-static void job_got(struct io_op *op)
-{
-    struct index_job *j = container_of(op, struct index_job, io);
-    const struct pubshard *shard = &j->version->shards[j->shard];
-    if (op->result < 0)
-        err_sys(&j->err, (int)-op->result, "reading shard %s at byte %" PRIu64, j->path, j->offset);
-    else if (op->result == 0)
-        err_set(&j->err, ERR_MISMATCH,
-                "shard %s ends at byte %" PRIu64 ", it had %" PRIu64
-                " when it was opened; open the dataset again",
-                shard->name, j->offset, shard->bytes);
-    else if (samples_builder_push(j->builder, j->memory, (size_t)op->result, &j->err) == 0)
-        j->offset += (uint64_t)op->result;
-    if (j->err.class != ERR_NONE) {
-        job_close(j);
-        return;
-    }
-    metric_add(METRIC_feed_read_bytes, op->result);
-    uint64_t skip = samples_builder_skippable(j->builder), left = shard->bytes - j->offset;
-    if (skip > left)
-        skip = left;
-    if (skip > 0)
-        samples_builder_skip(j->builder, skip);
-    j->offset += skip;
-    job_read(j);
-}
-
-static void job_read(struct index_job *j)
-{
-    uint64_t left = j->version->shards[j->shard].bytes - j->offset;
-    if (left == 0) {
-        j->io.done = job_checked;
-        loop_stat(j->p->w->loop, &j->io, j->path, &j->stat);
-        return;
-    }
-    j->io.done = job_got;
-    loop_read(j->p->w->loop, &j->io, j->fd, j->memory,
-              left < INDEX_READ_BYTES ? (size_t)left : INDEX_READ_BYTES, j->offset);
-}
-
-static void job_opened(struct io_op *op)
-{
-    struct index_job *j = container_of(op, struct index_job, io);
-    if (op->result < 0) {
-        err_sys(&j->err, (int)-op->result, "opening shard %s", j->path);
-        job_end(j);
-        return;
-    }
-    j->fd = (int)op->result;
-    job_read(j);
-}
-
-static struct index_job *job_create(struct published *p, struct pubversion *v, uint32_t shard, struct err *e)
-{
-    struct index_job *j = calloc(1, sizeof *j);
-    if (j)
-        j->memory = malloc(INDEX_READ_BYTES);
-    if (!j || !j->memory) {
-        err_set(e, ERR_NO_MEMORY, "no memory for a sample index");
-        goto failed;
-    }
-    struct samples_source source = {.format = v->dir->format,
-                                    .shard = v->shards[shard].name,
-                                    .shard_bytes = v->shards[shard].bytes,
-                                    .record_bytes = v->dir->record_bytes};
-    if (samples_builder_create(&source, &j->builder, e) < 0)
-        goto failed;
-    j->p = p;
-    j->version = v;
-    pubversion_ref(v);
-    j->shard = shard;
-    list_init(&j->waiting);
-    list_add_tail(&p->jobs, &j->link);
-    bool fits = pubshard_path(v, shard, j->path, sizeof j->path);
-    check(fits);
-    j->io.done = job_opened;
-    loop_open(p->w->loop, &j->io, j->path, O_RDONLY | O_CLOEXEC, 0);
-    return j;
-failed:
-    if (j)
-        free(j->memory);
-    free(j);
-    return NULL;
-}
-
-static struct index_job *job_running(struct published *p, const struct pubversion *v, uint32_t shard)
-{
-    list_for_each (l, &p->jobs) {
-        struct index_job *j = container_of(l, struct index_job, link);
-        if (j->version == v && j->shard == shard)
-            return j;
-    }
-    return NULL;
-}
-
-static void samples_found(struct stream *st, struct pubversion *v, enum sched_class class, uint64_t credit)
-{
-    (void)class;
-    struct err e = {0};
-    struct published *p = st->r.s->w->published;
-    uint32_t shard = (uint32_t)st->position;
-    st->position = 0;
-    st->credit = credit;
-    if (shard >= v->count) {
-        err_set(&e, ERR_INVALID, "samples of shard %u of %s, which has %u shards", shard, v->dir->name,
-                v->count);
-        stream_fail(st, &e);
-        return;
-    }
-    struct sample_index *x = index_known(p, &v->id, shard);
-    if (x) {
-        samples_begin(st, x);
-        return;
-    }
-    struct index_job *j = job_running(p, v, shard);
-    if (!j)
-        j = job_create(p, v, shard, &e);
-    if (!j) {
-        stream_fail(st, &e);
-        return;
-    }
-    st->looking = true;
-    list_add_tail(&j->waiting, &st->link);
-}
-
-void published_samples_handle(struct session *s, const struct op_entry *op, struct frame *f)
-{
-    struct err e = {0};
-    struct msg_published_samples m;
-    struct stream *st = stream_request(s, op, f);
-    if (!st)
-        return;
-    struct rcur in = rcur_of(st->r.payload.p, st->r.payload.n);
-    if (msg_published_samples_decode(&in, &m, &e) < 0 || rcur_end(&in, "published_samples", &e) < 0) {
-        stream_fail(st, &e);
-        return;
-    }
-    st->position = m.shard;
-    find(st, &m.version, CLASS_FEED, m.credit, samples_found);
+    published_find_version(st, &id, class, credit, read_found);
 }

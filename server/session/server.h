@@ -39,7 +39,8 @@ struct published_dir {
     const char *path;
     const char *tenant; /* "*": every tenant */
     enum shard_format format;
-    uint64_t record_bytes; /* SHARD_RECORDS */
+    uint64_t record_bytes;      /* SHARD_RECORDS */
+    struct token_window window; /* SHARD_TOKENS */
 };
 
 /* Bytes per second that a tenant may move, over all classes, on each loop. */
@@ -77,6 +78,9 @@ struct server_options {
     size_t listen_count;                     /* 1 .. LISTEN_MAX */
     const struct published_dir *published;
     size_t published_count;
+    const char *store_folder;     /* sample indexes of published shards are kept in a folder of it; NULL: in
+                                     memory     only */
+    uint64_t space_reserve_bytes; /* which they leave free */
     const struct tenant_cap *caps;
     size_t cap_count;
     bool no_bulk_lane;   /* sealed chunks too go over TLS */

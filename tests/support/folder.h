@@ -7,5 +7,9 @@
 
 void folder_make(char *path, size_t size); /* aborts with a message if it cannot */
 void folder_remove(const char *path);      /* with all that is in it */
+/* Files in a folder, written anew, or put in a name's place as one does who publishes anew. Both abort if
+ * they cannot. */
+void folder_file(const char *folder, const char *name, const void *p, size_t n);
+void folder_replace(const char *folder, const char *name, const void *p, size_t n);
 
 #endif

@@ -147,6 +147,8 @@ void served_start(struct served *s, const struct served_options *o)
                                         .listen_count = 1,
                                         .published = o->published,
                                         .published_count = o->published_count,
+                                        .store_folder = o->store_folder,
+                                        .space_reserve_bytes = o->space_reserve_bytes,
                                         .limits = o->limits}};
     if (b.server.limits.closing_ms == 0)
         b.server.limits.closing_ms = 50; /* test clients do not always close when told to */

@@ -24,6 +24,8 @@ struct served_options {
     struct server_limits limits;
     const struct published_dir *published;
     size_t published_count;
+    const char *store_folder; /* for sample indexes; NULL: in memory */
+    uint64_t space_reserve_bytes;
 };
 
 struct served {

@@ -56,10 +56,7 @@ static char *path_of(const struct world *w, const char *name)
 
 static void write_file(const struct world *w, const char *name, const void *p, size_t n)
 {
-    FILE *f = fopen(path_of(w, name), "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(p, 1, n, f), n);
-    assert_int_equal(fclose(f), 0);
+    folder_file(w->folder, name, p, n);
 }
 
 static void note(void *arg, const char *text)

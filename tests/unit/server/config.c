@@ -29,6 +29,8 @@ static void all_keys_are_read(void **state)
         "log_level = debug\nsessions_max = 7\n; a remark\n"
         "[publish a b]\npath = shards\ntenant = *\nformat = records\nrecord_bytes = 4K\n"
         "[publish c]\npath = /d\ntenant = acme\n"
+        "[publish d]\npath = /d\ntenant = acme\nformat = tokens\nwindow = 2048+1\n"
+        "[publish e]\npath = /d\ntenant = acme\nformat = mds\n"
         "[tenant acme]\nbandwidth = 200M\n",
         "x.conf", "/etc/larder", &c, &e);
     assert_string_equal(e.text, "");
@@ -46,12 +48,15 @@ static void all_keys_are_read(void **state)
     assert_int_equal(c->limits.join_wait_ms, 300000);
     assert_int_equal(c->limits.sessions_max, 7);
     assert_int_equal(c->log_level, LOG_DEBUG);
-    assert_int_equal(c->published_count, 2);
+    assert_int_equal(c->published_count, 4);
     assert_string_equal(c->published[0].name, "a b");
     assert_string_equal(c->published[0].path, "/etc/larder/shards");
     assert_int_equal(c->published[0].format, SHARD_RECORDS);
     assert_int_equal(c->published[0].record_bytes, 4096);
     assert_int_equal(c->published[1].format, SHARD_TAR);
+    assert_int_equal(c->published[2].format, SHARD_TOKENS);
+    assert_true(c->published[2].window.tokens == 2048 && c->published[2].window.extra == 1);
+    assert_int_equal(c->published[3].format, SHARD_MDS);
     assert_string_equal(c->caps[0].tenant, "acme");
     assert_int_equal(c->caps[0].bytes_s, 200ull << 20);
     config_free(c);
@@ -80,8 +85,10 @@ static void refusals_say_where_and_what(void **state)
         {BASE "[publish x]\ntenant = acme\n", {"[publish x]", "lacks \"path\"", ""}},
         {BASE "[publish x]\npath = /a\ntenant = Acme!\n", {"line 9", "a tenant's name", "Acme!"}},
         {BASE "[publish x]\npath = /a\ntenant = *\nformat = zip\n",
-         {"line 10", "tar, whole or records", "zip"}},
+         {"line 10", "tar, mds, tokens, records or whole", "zip"}},
         {BASE "[publish x]\npath = /a\ntenant = *\nformat = records\n", {"[publish x]", "record_bytes", ""}},
+        {BASE "[publish x]\npath = /a\ntenant = *\nwindow = many\n", {"line 10", "window", "2048+1"}},
+        {BASE "[publish x]\npath = /a\ntenant = *\nwindow = 8\n", {"[publish x]", "format=tokens", ""}},
         {BASE "[tenant acme]\nweight = 3\n", {"line 8", "[tenant acme] has no key \"weight\"", "bandwidth"}},
         {"[server]\nlisten = a:1\n", {"lacks \"store\"", "", ""}},
         {"", {"lacks \"listen\"", "", ""}},

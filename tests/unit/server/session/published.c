@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "tests/support/folder.h"
+#include "tests/support/publishing.h"
 #include "tests/support/served.h"
 #include "tests/support/tarball.h"
 
@@ -28,26 +29,6 @@ struct fixture {
     uint8_t *big;
     struct published_dir dirs[3];
 };
-
-static void write_file(const char *folder, const char *name, const void *p, size_t n)
-{
-    char path[512];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
-    assert_true(fd >= 0);
-    assert_int_equal(write(fd, p, n), (ssize_t)n);
-    close(fd);
-}
-
-/* Puts another file in a name's place, as one does who publishes anew. */
-static void replace_file(const char *folder, const char *name, const void *p, size_t n)
-{
-    char from[512], to[512];
-    write_file(folder, ".new", p, n);
-    snprintf(from, sizeof from, "%s/.new", folder);
-    snprintf(to, sizeof to, "%s/%s", folder, name);
-    assert_int_equal(rename(from, to), 0);
-}
 
 static void write_tar(const char *folder, const char *name, int samples)
 {
@@ -62,7 +43,7 @@ static void write_tar(const char *folder, const char *name, int samples)
     }
     tarball_end(&b);
     assert_false(b.failed);
-    write_file(folder, name, b.p, b.n);
+    folder_file(folder, name, b.p, b.n);
     buf_free(&b);
 }
 
@@ -79,10 +60,10 @@ static int setup(void **state)
         x->big[i] = (uint8_t)(i * 2246822519u >> 24);
     write_tar(x->tars, "b.tar", 5);
     write_tar(x->tars, "a.tar", 300);
-    write_file(x->tars, ".hidden", "x", 1);
-    write_file(x->records, "r.bin", x->big, BIG_BYTES);
-    write_file(x->records, "empty.bin", "", 0);
-    write_file(x->secret, "s", "secret", 6);
+    folder_file(x->tars, ".hidden", "x", 1);
+    folder_file(x->records, "r.bin", x->big, BIG_BYTES);
+    folder_file(x->records, "empty.bin", "", 0);
+    folder_file(x->secret, "s", "secret", 6);
     x->dirs[0] = (struct published_dir){.name = "tars", .path = x->tars, .tenant = "*", .format = SHARD_TAR};
     x->dirs[1] = (struct published_dir){.name = "records",
                                         .path = x->records,
@@ -108,80 +89,6 @@ static int teardown(void **state)
     return 0;
 }
 
-struct opened {
-    struct id version;
-    uint32_t count;
-    char names[8][64];
-    uint64_t bytes[8];
-};
-
-static enum err_class open_dataset(struct caller *c, const char *name, struct opened *o)
-{
-    struct buf b = {0};
-    struct answer a;
-    struct msg_published_open m = {.name = slice_str(name)};
-    struct msg_published_open_reply reply;
-    msg_published_open_encode(&m, &b);
-    enum err_class class = caller_call(c, OP_PUBLISHED_OPEN, &b, &a);
-    if (class == ERR_NONE) {
-        struct rcur in = rcur_of(a.payload, a.header.payload_bytes);
-        assert_int_equal(msg_published_open_reply_decode(&in, &reply, NULL), 0);
-        o->version = reply.version;
-        o->count = reply.count;
-        in = rcur_of(reply.shards.p, reply.shards.n);
-        for (uint32_t i = 0; i < reply.count; i++) {
-            struct msg_published_shard shard;
-            assert_int_equal(msg_published_shard_decode(&in, &shard, NULL), 0);
-            assert_true(slice_cstr(shard.name, o->names[i], sizeof o->names[i]));
-            o->bytes[i] = shard.bytes;
-        }
-    }
-    answer_free(&a);
-    return class;
-}
-
-static uint64_t ask_read(struct caller *c, const struct id *version, uint64_t credit, uint32_t shard,
-                         uint64_t offset, uint64_t bytes)
-{
-    struct buf b = {0}, items = {0};
-    struct msg_read_range r = {.offset = offset, .bytes = bytes};
-    le32_put(r.object.bytes, shard);
-    msg_read_range_encode(&r, &items);
-    struct msg_read m = {.source = READ_PUBLISHED,
-                         .class = 2,
-                         .scope = *version,
-                         .credit = credit,
-                         .count = 1,
-                         .ranges = SLICE(items.p, items.n)};
-    msg_read_encode(&m, &b);
-    buf_free(&items);
-    return caller_send(c, OP_READ, 0, &b, (struct slice){0});
-}
-
-static uint64_t ask_samples(struct caller *c, const struct id *version, uint64_t credit, uint32_t shard)
-{
-    struct buf b = {0};
-    struct msg_published_samples m = {.version = *version, .shard = shard, .credit = credit};
-    msg_published_samples_encode(&m, &b);
-    return caller_send(c, OP_PUBLISHED_SAMPLES, 0, &b, (struct slice){0});
-}
-
-static struct err gather(struct caller *c, uint64_t id, struct buf *out, size_t until)
-{
-    struct err e = {0};
-    for (bool more = true; more && out->n < until;) {
-        struct answer a;
-        assert_true(caller_answer(c, &a));
-        assert_int_equal(a.header.request_id, id);
-        more = a.header.flags & FRAME_MORE;
-        e = a.err;
-        if (e.class == ERR_NONE)
-            buf_put(out, a.payload, a.header.payload_bytes);
-        answer_free(&a);
-    }
-    return e;
-}
-
 static void join_as(struct fixture *x, struct caller *c, const char *tenant)
 {
     caller_join(c, &x->s, served_user(tenant, ROLE_READER));
@@ -196,7 +103,7 @@ static void each_tenant_sees_its_own(void **state)
     struct msg_list m = {0};
     struct msg_list_reply list;
     struct msg_published_item item;
-    struct opened o;
+    struct published_opened o;
     join_as(x, &c, "acme");
     msg_list_encode(&m, &b);
     assert_int_equal(caller_call(&c, OP_PUBLISHED_LIST, &b, &a), ERR_NONE);
@@ -211,9 +118,9 @@ static void each_tenant_sees_its_own(void **state)
     assert_true(slice_eq(item.name, slice_str("records")));
     assert_int_equal(item.bytes, BIG_BYTES);
     answer_free(&a);
-    assert_int_equal(open_dataset(&c, "secret", &o), ERR_NOT_FOUND);
-    assert_int_equal(open_dataset(&c, "nothing", &o), ERR_NOT_FOUND);
-    assert_int_equal(open_dataset(&c, "tars", &o), ERR_NONE);
+    assert_int_equal(published_open(&c, "secret", &o), ERR_NOT_FOUND);
+    assert_int_equal(published_open(&c, "nothing", &o), ERR_NOT_FOUND);
+    assert_int_equal(published_open(&c, "tars", &o), ERR_NONE);
     assert_int_equal(o.count, 2);
     assert_string_equal(o.names[0], "a.tar"); /* sorted, without what is hidden */
     assert_string_equal(o.names[1], "b.tar");
@@ -223,13 +130,14 @@ static void each_tenant_sees_its_own(void **state)
     struct buf got = {0};
     for (int i = 0; i < 8; i++) {
         join_as(x, &acme[i], "acme");
-        assert_int_equal(open_dataset(&acme[i], "records", &o), ERR_NONE);
+        assert_int_equal(published_open(&acme[i], "records", &o), ERR_NONE);
     }
     for (int i = 0; i < 8; i++) {
         join_as(x, &rival[i], "rival");
-        struct err e = gather(&rival[i], ask_read(&rival[i], &o.version, 100, 1, 0, 100), &got, SIZE_MAX);
+        struct err e = caller_gather(&rival[i], published_ask_read(&rival[i], &o.version, 100, 1, 0, 100),
+                                     &got, SIZE_MAX);
         assert_int_equal(e.class, ERR_MISMATCH);
-        e = gather(&rival[i], ask_samples(&rival[i], &o.version, 100, 1), &got, SIZE_MAX);
+        e = caller_gather(&rival[i], published_ask_samples(&rival[i], &o.version, 100, 1), &got, SIZE_MAX);
         assert_int_equal(e.class, ERR_MISMATCH);
     }
     assert_int_equal(got.n, 0);
@@ -243,26 +151,27 @@ static void bytes_come_from_any_loop(void **state)
 {
     struct fixture *x = *state;
     struct caller c[6];
-    struct opened o;
+    struct published_opened o;
     struct buf got = {0};
     join_as(x, &c[0], "acme");
-    assert_int_equal(open_dataset(&c[0], "records", &o), ERR_NONE);
+    assert_int_equal(published_open(&c[0], "records", &o), ERR_NONE);
     /* The kernel spreads connections over the loops; each of them must know or find the version. */
     for (int i = 1; i < 6; i++)
         join_as(x, &c[i], "acme");
     for (int i = 0; i < 6; i++) {
         buf_reset(&got);
-        uint64_t id = ask_read(&c[i], &o.version, UINT64_MAX, 1, 12345, BIG_BYTES - 12345);
-        struct err e = gather(&c[i], id, &got, SIZE_MAX);
+        uint64_t id = published_ask_read(&c[i], &o.version, UINT64_MAX, 1, 12345, BIG_BYTES - 12345);
+        struct err e = caller_gather(&c[i], id, &got, SIZE_MAX);
         if (e.class != ERR_NONE)
             fail_msg("connection %d: %s", i, e.text);
         assert_int_equal(got.n, BIG_BYTES - 12345);
         assert_memory_equal(got.p, x->big + 12345, got.n);
     }
-    struct err e = gather(&c[0], ask_read(&c[0], &o.version, 9, 1, BIG_BYTES - 5, 6), &got, SIZE_MAX);
+    struct err e =
+        caller_gather(&c[0], published_ask_read(&c[0], &o.version, 9, 1, BIG_BYTES - 5, 6), &got, SIZE_MAX);
     assert_int_equal(e.class, ERR_INVALID);
     assert_non_null(strstr(e.text, "r.bin"));
-    e = gather(&c[0], ask_read(&c[0], &o.version, 9, 2, 0, 1), &got, SIZE_MAX);
+    e = caller_gather(&c[0], published_ask_read(&c[0], &o.version, 9, 2, 0, 1), &got, SIZE_MAX);
     assert_int_equal(e.class, ERR_INVALID);
     buf_free(&got);
     for (int i = 0; i < 6; i++)
@@ -274,32 +183,33 @@ static void a_replaced_shard_is_never_mixed(void **state)
 {
     struct fixture *x = *state;
     struct caller c;
-    struct opened o, again;
+    struct published_opened o, again;
     struct buf got = {0};
     join_as(x, &c, "acme");
-    assert_int_equal(open_dataset(&c, "records", &o), ERR_NONE);
-    uint64_t id = ask_read(&c, &o.version, 4096, 1, 0, BIG_BYTES);
-    struct err e = gather(&c, id, &got, 4096);
+    assert_int_equal(published_open(&c, "records", &o), ERR_NONE);
+    uint64_t id = published_ask_read(&c, &o.version, 4096, 1, 0, BIG_BYTES);
+    struct err e = caller_gather(&c, id, &got, 4096);
     assert_int_equal(e.class, ERR_NONE);
     uint8_t *other = calloc(1, BIG_BYTES);
     assert_non_null(other);
-    replace_file(x->records, "r.bin", other, BIG_BYTES);
+    folder_replace(x->records, "r.bin", other, BIG_BYTES);
     caller_credit(&c, id, UINT64_MAX / 2);
-    e = gather(&c, id, &got, SIZE_MAX);
+    e = caller_gather(&c, id, &got, SIZE_MAX);
     assert_int_equal(e.class, ERR_MISMATCH);
     assert_non_null(strstr(e.text, "shard r.bin of records was replaced"));
     assert_non_null(strstr(e.text, "open the dataset again"));
     assert_int_equal(got.n, 4096);
     assert_memory_equal(got.p, x->big, 4096);
     /* Opened again it is another version, with the new bytes. */
-    assert_int_equal(open_dataset(&c, "records", &again), ERR_NONE);
+    assert_int_equal(published_open(&c, "records", &again), ERR_NONE);
     assert_false(id_equal(&again.version, &o.version));
     buf_reset(&got);
-    e = gather(&c, ask_read(&c, &again.version, UINT64_MAX, 1, 0, BIG_BYTES), &got, SIZE_MAX);
+    e = caller_gather(&c, published_ask_read(&c, &again.version, UINT64_MAX, 1, 0, BIG_BYTES), &got,
+                      SIZE_MAX);
     assert_int_equal(e.class, ERR_NONE);
     assert_memory_equal(got.p, other, BIG_BYTES);
     /* Shards that did not change are still served under the old id, here where it is known. */
-    e = gather(&c, ask_read(&c, &o.version, 1, 0, 0, 0), &got, SIZE_MAX);
+    e = caller_gather(&c, published_ask_read(&c, &o.version, 1, 0, 0, 0), &got, SIZE_MAX);
     assert_int_equal(e.class, ERR_NONE);
     free(other);
     buf_free(&got);
@@ -310,18 +220,19 @@ static void a_removed_or_shortened_shard_is_named(void **state)
 {
     struct fixture *x = *state;
     struct caller c;
-    struct opened o;
+    struct published_opened o;
     struct buf got = {0};
     char path[512];
     join_as(x, &c, "acme");
-    assert_int_equal(open_dataset(&c, "records", &o), ERR_NONE);
+    assert_int_equal(published_open(&c, "records", &o), ERR_NONE);
     snprintf(path, sizeof path, "%s/r.bin", x->records);
     assert_int_equal(truncate(path, 1000), 0);
-    struct err e = gather(&c, ask_read(&c, &o.version, UINT64_MAX, 1, 500, 5000), &got, SIZE_MAX);
+    struct err e =
+        caller_gather(&c, published_ask_read(&c, &o.version, UINT64_MAX, 1, 500, 5000), &got, SIZE_MAX);
     assert_int_equal(e.class, ERR_MISMATCH);
     assert_non_null(strstr(e.text, "r.bin"));
     assert_int_equal(unlink(path), 0);
-    e = gather(&c, ask_read(&c, &o.version, UINT64_MAX, 1, 500, 5000), &got, SIZE_MAX);
+    e = caller_gather(&c, published_ask_read(&c, &o.version, UINT64_MAX, 1, 500, 5000), &got, SIZE_MAX);
     assert_int_equal(e.class, ERR_NOT_FOUND);
     assert_non_null(strstr(e.text, "r.bin"));
     assert_int_equal(got.n, 0);
@@ -333,18 +244,18 @@ static void samples_are_indexed_once_and_streamed(void **state)
 {
     struct fixture *x = *state;
     struct caller c;
-    struct opened o;
+    struct published_opened o;
     struct buf got = {0}, second = {0};
     struct samples *samples;
     struct err e = {0};
     join_as(x, &c, "acme");
-    assert_int_equal(open_dataset(&c, "tars", &o), ERR_NONE);
-    uint64_t id = ask_samples(&c, &o.version, 100, 0);
-    e = gather(&c, id, &got, 100);
+    assert_int_equal(published_open(&c, "tars", &o), ERR_NONE);
+    uint64_t id = published_ask_samples(&c, &o.version, 100, 0);
+    e = caller_gather(&c, id, &got, 100);
     assert_int_equal(got.n, 100);
     assert_true(caller_quiet(&c, 50));
     caller_credit(&c, id, UINT64_MAX / 2);
-    e = gather(&c, id, &got, SIZE_MAX);
+    e = caller_gather(&c, id, &got, SIZE_MAX);
     assert_int_equal(e.class, ERR_NONE);
     assert_int_equal(samples_decode(got.p, got.n, o.bytes[0], &samples, &e), 0);
     assert_int_equal(samples_count(samples), 300);
@@ -354,7 +265,7 @@ static void samples_are_indexed_once_and_streamed(void **state)
     /* Several ask at once for the same, on this connection and on others. */
     uint64_t ids[4];
     for (int i = 0; i < 4; i++)
-        ids[i] = ask_samples(&c, &o.version, UINT64_MAX, 1);
+        ids[i] = published_ask_samples(&c, &o.version, UINT64_MAX, 1);
     size_t bytes[4] = {0};
     for (int left = 4; left > 0;) {
         struct answer a;
@@ -368,10 +279,10 @@ static void samples_are_indexed_once_and_streamed(void **state)
     }
     for (int i = 1; i < 4; i++)
         assert_int_equal(bytes[i], bytes[0]);
-    e = gather(&c, ask_samples(&c, &o.version, UINT64_MAX, 0), &second, SIZE_MAX);
+    e = caller_gather(&c, published_ask_samples(&c, &o.version, UINT64_MAX, 0), &second, SIZE_MAX);
     assert_int_equal(second.n, got.n);
     assert_memory_equal(second.p, got.p, got.n);
-    e = gather(&c, ask_samples(&c, &o.version, UINT64_MAX, 2), &second, SIZE_MAX);
+    e = caller_gather(&c, published_ask_samples(&c, &o.version, UINT64_MAX, 2), &second, SIZE_MAX);
     assert_int_equal(e.class, ERR_INVALID);
     buf_free(&got);
     buf_free(&second);
@@ -382,18 +293,18 @@ static void a_cut_archive_is_named_with_its_place(void **state)
 {
     struct fixture *x = *state;
     struct caller c;
-    struct opened o;
+    struct published_opened o;
     struct buf got = {0};
     char path[512];
     snprintf(path, sizeof path, "%s/a.tar", x->tars);
     assert_int_equal(truncate(path, 1024 * 7 + 100), 0);
     join_as(x, &c, "acme");
-    assert_int_equal(open_dataset(&c, "tars", &o), ERR_NONE);
-    struct err e = gather(&c, ask_samples(&c, &o.version, UINT64_MAX, 0), &got, SIZE_MAX);
+    assert_int_equal(published_open(&c, "tars", &o), ERR_NONE);
+    struct err e = caller_gather(&c, published_ask_samples(&c, &o.version, UINT64_MAX, 0), &got, SIZE_MAX);
     assert_int_equal(e.class, ERR_CORRUPT);
     assert_non_null(strstr(e.text, "a.tar"));
     assert_int_equal(got.n, 0);
-    e = gather(&c, ask_samples(&c, &o.version, UINT64_MAX, 1), &got, SIZE_MAX);
+    e = caller_gather(&c, published_ask_samples(&c, &o.version, UINT64_MAX, 1), &got, SIZE_MAX);
     assert_int_equal(e.class, ERR_NONE); /* the other shard is fine */
     buf_free(&got);
     caller_close(&c);
@@ -402,17 +313,17 @@ static void a_cut_archive_is_named_with_its_place(void **state)
 static void who_leaves_while_it_is_indexed_leaves_nothing(void **state)
 {
     struct fixture *x = *state;
-    struct opened o;
+    struct published_opened o;
     for (int i = 0; i < 20; i++) {
         struct caller c;
         char name[32];
         join_as(x, &c, "acme");
         snprintf(name, sizeof name, "n%d.tar", i); /* a new version each time: nothing is cached */
         write_tar(x->tars, name, 50);
-        struct opened *to = i < 4 ? &o : NULL;
+        struct published_opened *to = i < 4 ? &o : NULL;
         if (to)
-            assert_int_equal(open_dataset(&c, "tars", to), ERR_NONE);
-        uint64_t id = ask_samples(&c, &o.version, UINT64_MAX, (uint32_t)i % 4);
+            assert_int_equal(published_open(&c, "tars", to), ERR_NONE);
+        uint64_t id = published_ask_samples(&c, &o.version, UINT64_MAX, (uint32_t)i % 4);
         if (i % 2)
             caller_cancel(&c, id);
         caller_close(&c);
