@@ -169,10 +169,10 @@ int pool_register(struct pool *p, struct memory *m, struct err *e)
 {
     struct err own;
     e = e ? e : &own;
-    if (memory_kind(m) == MEMORY_HOST || p->piece_count > 0)
+    if (memory_kind(m) == MEMORY_HOST)
         return 0;
     if (p->device) {
-        *e = p->refused;
+        *e = p->refused; /* none, where it was registered */
         return -p->refused.errnum;
     }
     /* of pieces that are whole slots, none but the last is smaller than half of what was allowed */

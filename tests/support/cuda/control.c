@@ -39,7 +39,7 @@ uint64_t random_next(void) /* splitmix64 */
 void settings_defaults(struct settings *s)
 {
     *s = (struct settings){.seed = 1,
-                           .delay_us = 300,
+                           .delay_us = 2000,
                            .memory = 1u << 30,
                            .register_max = UINT64_MAX,
                            .register_total = UINT64_MAX,

@@ -13,7 +13,7 @@
  *
  * It is set up by text, from the environment variable LARDER_STANDIN at load, or by standin_configure:
  *
- *   seed=N delay_us=N            of the delays, up to delay_us (300)
+ *   seed=N delay_us=N            of the delays: up to delay_us (2000), most of them a sixteenth of it
  *   devices=N memory=N           how many (1; 0 to 8), of how many bytes each (1G)
  *   version=N numa=N             13000; node that all devices are near to (-1: unknown)
  *   register_max=N               bytes that one registration may have

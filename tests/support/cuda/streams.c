@@ -73,9 +73,18 @@ void stream_unref(cu_stream s)
     free_if_done(s);
 }
 
+/* Mostly short, now and then long: what happens to be done in time with the one is not with the other. */
+static uint64_t some_delay_ns(void)
+{
+    uint64_t most = world.set.delay_us * 1000;
+    if (random_next() % 16 > 0)
+        most /= 16;
+    return most ? random_next() % most : 0;
+}
+
 void stream_give(cu_stream s, struct op *o)
 {
-    o->due_ns = now_ns() + (world.set.delay_us ? random_next() % (world.set.delay_us * 1000) : 0);
+    o->due_ns = now_ns() + some_delay_ns();
     if (s->last)
         s->last->next = o;
     else

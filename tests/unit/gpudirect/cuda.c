@@ -409,7 +409,11 @@ static void streams_of_others_are_refused(void **state)
     assert_int_equal(cuda->cuDevicePrimaryCtxRetain(&context, 1), CU_OK);
     cu_stream elsewhere = caller_stream(context);
     assert_int_equal(memory_stream_after_caller(b->s, elsewhere, &e), -EINVAL);
-    assert_non_null(strstr(e.text, "another device or context"));
+    assert_non_null(strstr(e.text, "belongs to another device or context than CUDA device 0's"));
+    struct memory_event *v = NULL;
+    assert_int_equal(memory_event_create(b->m, &v, NULL), 0);
+    assert_int_equal(memory_caller_after(elsewhere, v, &e), -EINVAL);
+    memory_event_destroy(v);
     assert_int_equal(cuda->cuCtxPushCurrent_v2(context), CU_OK);
     assert_int_equal(cuda->cuStreamDestroy_v2(elsewhere), CU_OK);
     out_of_context();
