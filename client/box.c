@@ -95,6 +95,23 @@ int box_strides(enum dtype dtype, uint32_t dims, const uint64_t *lengths, const 
     return 0;
 }
 
+static uint64_t in_units(enum dtype dtype, uint64_t n);
+
+int box_extent(enum dtype dtype, uint32_t dims, const uint64_t *lengths, const int64_t *strides, int64_t *low,
+               int64_t *high, struct err *e)
+{
+    bool packs = dtype_pack(dtype) > 1, over = false;
+    *low = 0;
+    *high = packs ? 1 : dtype_bits(dtype) / 8;
+    for (uint32_t i = 0; i < dims; i++) {
+        uint64_t n = i + 1 == dims ? in_units(dtype, lengths[i]) : lengths[i];
+        int64_t reach;
+        over |= mul_overflows(strides[i], (int64_t)(n - 1), &reach);
+        over |= reach < 0 ? add_overflows(*low, reach, low) : add_overflows(*high, reach, high);
+    }
+    return over ? err_set(e, ERR_LIMIT, "its strides reach beyond any memory") : 0;
+}
+
 /* ---- preparing ---- */
 
 /* Elements of the last dimension as units: bytes where several elements share one. */
@@ -269,6 +286,67 @@ void box_gather(const struct box_copy *b, uint64_t offset, size_t n, uint8_t *ou
 void box_scatter(const struct box_copy *b, uint64_t offset, size_t n, const uint8_t *in)
 {
     copy_range(b, offset, n, NULL, in);
+}
+
+/* How often `span` units, `pitch` apart, fit into what is left; at most `most`. */
+static uint64_t fits(uint64_t left, uint64_t span, uint64_t pitch, uint64_t most)
+{
+    uint64_t n = left < span ? 0 : (left - span) / pitch + 1;
+    return n < most ? n : most;
+}
+
+static void add_level(const struct box_copy *b, struct box_strip *s, uint32_t i, uint64_t count)
+{
+    s->level[s->levels].count = count;
+    s->level[s->levels].stride = b->strides[i];
+    s->level[s->levels++].pitch = (size_t)b->pitch[i] * b->unit;
+}
+
+/* The largest strip that begins at x: whole slices of rows, else whole rows, else a piece of one row. x moves
+ * to the strip's last row, or slice. Returns the dimension to go on behind. */
+static uint32_t widest(const struct box_copy *b, uint64_t *x, uint64_t left, struct box_strip *s)
+{
+    uint32_t k = b->dims - 1, behind = k;
+    uint64_t run = b->end[k] - x[k];
+    bool begins = x[k] == b->begin[k];
+    uint64_t rows = k >= 1 && begins ? fits(left, run, b->pitch[k - 1], b->end[k - 1] - x[k - 1]) : 0;
+    if (rows > 0 && k >= 2 && x[k - 1] == b->begin[k - 1]) {
+        uint64_t all = b->end[k - 1] - b->begin[k - 1], span = (all - 1) * b->pitch[k - 1] + run;
+        uint64_t slices = fits(left, span, b->pitch[k - 2], b->end[k - 2] - x[k - 2]);
+        if (slices > 0) {
+            add_level(b, s, k - 2, slices);
+            x[k - 2] += slices - 1;
+            rows = all;
+            behind = k - 1;
+        }
+    }
+    if (rows > 0)
+        add_level(b, s, k - 1, rows);
+    if (rows > 0 && behind == k)
+        x[k - 1] += rows - 1;
+    run = run < left ? run : left;
+    if (b->strides[k] != (int64_t)b->unit)
+        add_level(b, s, k, run);
+    s->row_bytes = (size_t)(b->strides[k] == (int64_t)b->unit ? run * b->unit : b->unit);
+    return behind;
+}
+
+int box_walk(const struct box_copy *b, uint64_t offset, size_t n,
+             int (*strip)(void *arg, const struct box_strip *s), void *arg)
+{
+    check(offset % b->unit == 0 && n % b->unit == 0);
+    uint64_t x[TENSOR_DIMS_MAX], first = offset / b->unit, last = first + n / b->unit;
+    int rc = 0;
+    for (bool more = seek(b, first, x); more && rc == 0;) {
+        uint64_t at = packed_unit(b, x);
+        if (at >= last)
+            break;
+        struct box_strip s = {.memory = memory_of(b, x), .packed = (size_t)(at - first) * b->unit};
+        uint32_t behind = widest(b, x, last - at, &s);
+        rc = strip(arg, &s);
+        more = carry(b, x, behind);
+    }
+    return rc;
 }
 
 bool box_touches(const struct box_copy *b, uint64_t offset, uint64_t n)

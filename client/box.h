@@ -22,6 +22,10 @@
  * writable: no two elements may share a place through a stride of 0 (ERR_INVALID). ERR_LIMIT on overflow. */
 must_check int box_strides(enum dtype dtype, uint32_t dims, const uint64_t *lengths, const int64_t *elements,
                            bool writable, int64_t *bytes, struct err *e);
+/* Bytes from the first element to the lowest one (at most 0), and behind the highest one, of a box that is
+ * not empty; strides as from box_strides. ERR_LIMIT on overflow. */
+must_check int box_extent(enum dtype dtype, uint32_t dims, const uint64_t *lengths, const int64_t *strides,
+                          int64_t *low, int64_t *high, struct err *e);
 bool box_is_empty(uint32_t dims, const uint64_t *lengths);
 
 /* Prepared copying between the packed bytes of a box and a region of it in memory. Immutable. */
@@ -44,6 +48,23 @@ void box_copy_init(struct box_copy *b, enum dtype dtype, uint32_t dims, const ui
 void box_gather(const struct box_copy *b, uint64_t offset, size_t n, uint8_t *out);
 /* Of packed bytes [offset, offset + n), given at in, those that lie in the region go to memory. */
 void box_scatter(const struct box_copy *b, uint64_t offset, size_t n, const uint8_t *in);
+/* A part of such a copy that repeats: count[0] times count[1] times ... row_bytes dense bytes, the outermost
+ * first. */
+struct box_strip {
+    uint8_t *memory;
+    size_t packed; /* bytes behind the range's first */
+    size_t row_bytes;
+    uint32_t levels; /* used of what follows */
+    struct {
+        uint64_t count;
+        int64_t stride; /* in memory, bytes */
+        size_t pitch;   /* in packed bytes */
+    } level[3];
+};
+/* For those who copy by other means than memcpy: the strips that make up what of packed bytes [offset, offset
+ * + n) lies in the region. Returns what `strip` returned if not 0, else 0. */
+must_check int box_walk(const struct box_copy *b, uint64_t offset, size_t n,
+                        int (*strip)(void *arg, const struct box_strip *s), void *arg);
 /* Does any of the packed bytes [offset, offset + n) lie in the region? */
 bool box_touches(const struct box_copy *b, uint64_t offset, uint64_t n);
 

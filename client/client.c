@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "client/clock.h"
+#include "client/device.h"
 #include "client/opened.h"
 #include "client/saver.h"
 #include "client/secrets.h"
@@ -189,14 +190,24 @@ static int take_staging(struct larder *c, struct err *e)
         return 0;
     uint64_t chunks = c->options.staging_bytes / CHUNK_PLAIN_BYTES_MAX;
     int rc = pool_create(chunks * STAGING_SLOT_BYTES, STAGING_SLOT_BYTES, &c->staging, e);
-    return rc == 0 ? saver_create(c, &c->saver, e) : rc;
+    if (rc == 0)
+        rc = saver_create(c, &c->saver, e);
+    struct device *d;
+    for (size_t i = 0; rc == 0 && i < c->options.device_count; i++)
+        rc = device_get_staged(c, c->options.devices[i], &d, e);
+    c->options.devices = NULL; /* the caller's */
+    return rc;
 }
 
 static void client_free(struct larder *c)
 {
     saver_destroy(c->saver);
     conn_close(c->conn);
-    pool_destroy(c->staging);
+    if (!c->staging_lost) {
+        pool_destroy(c->staging);
+        devices_close(c);
+    }
+    pthread_mutex_destroy(&c->device_lock);
     if (c->config)
         channel_config_unref(c->config);
     credentials_free(&c->credentials);
@@ -235,6 +246,7 @@ int larder_open(const struct larder_options *options, struct larder **out, struc
     if (!c)
         return client_leave(err_set(&e, ERR_NO_MEMORY, "no memory for a client"), &e, error);
     c->pid = getpid();
+    pthread_mutex_init(&c->device_lock, NULL);
     secrets_random(&c->incarnation, sizeof c->incarnation);
     pthread_mutex_init(&c->feeds_lock, NULL);
     int rc = client_open(c, options, &e);

@@ -109,6 +109,9 @@ struct larder_options {
     unsigned connect_timeout_ms; /* 0: 10 s */
     unsigned request_timeout_ms; /* 0: 60 s: the bound of one request, and of waits with timeout_ms < 0 */
     unsigned reconnect_ms;       /* a lost connection is tried again for so long before calls fail; 0: 30 s */
+    const int *devices; /* CUDA devices that tensors of saves will lie on: they are opened, and the staging
+                           memory registered with them, at open, not by the first tensor */
+    size_t device_count;
     int no_bulk_lane; /* 1: sealed chunks go over TLS like everything else, also where the server allows
                          plain, authenticated connections for them */
 };
@@ -132,6 +135,11 @@ LARDER_API int larder_info(struct larder *c, struct larder_info *out, struct lar
 /* ---- tensors
  * ------------------------------------------------------------------------------------------------- */
 
+enum larder_memory {
+    LARDER_MEMORY_HOST = 0,
+    LARDER_MEMORY_CUDA = 1 /* of one device: cudaMalloc and what is built on it, managed memory */
+};
+
 /* A box of a global tensor and where its elements lie in memory. */
 struct larder_tensor {
     const char *name;
@@ -147,6 +155,10 @@ struct larder_tensor {
                                           packed row-major. A stride of 0 with  others set repeats (expanded
                                           views). Packed dtypes (F4, F6): must be packed */
     void *data;                        /* first element of the box; for saving it is only read */
+    enum larder_memory memory;         /* that data points to */
+    int device;                        /* CUDA: ordinal, as the driver of this process numbers them */
+    void *stream; /* CUDA: the CUstream (cudaStream_t) that the data was produced on, or will be used on;
+                     NULL: the default stream */
     int priority; /* of a save: higher ones are sent first. -LARDER_PRIORITY_MAX .. LARDER_PRIORITY_MAX;
                      blobs have 0 */
 };
@@ -201,19 +213,27 @@ LARDER_API int larder_save_alias(struct larder_save *s, const char *name, const 
 /* Opaque bytes, kept per rank; copied at submit. */
 LARDER_API int larder_save_blob(struct larder_save *s, const char *name, const void *p, size_t n,
                                 struct larder_error *e);
-/* Takes the snapshot and returns when it is staged: the tensors may be changed. What follows (compress, seal,
- * send, commit) goes on in the background. A snapshot larger than the staging memory goes in waves, and
- * submit takes longer: see stall in the info. The failure of an earlier save of this client that nobody has
- * seen yet is returned here once (class of that failure). */
+/* Takes the snapshot. Returns when host tensors are staged: they may be changed. Device tensors are copied
+ * later, by streams of larder's own that come after what was given to each tensor's stream until now; they
+ * may be changed after larder_save_fence, or behind larder_save_fence_stream. What follows (compress, seal,
+ * send, commit) goes on in the background. A snapshot larger than the staging memory goes in waves, and takes
+ * longer: see the info. The failure of an earlier save of this client that nobody has seen yet is returned
+ * here once (class of that failure). */
 LARDER_API int larder_save_submit(struct larder_save *s, struct larder_error *e);
 
 /* Waits until the save is staged, at most timeout_ms (-ETIMEDOUT): the tensors may be changed from then on.
  * Host tensors are staged when submit returns. The error of a save that failed before it was staged. Any
  * thread. */
 LARDER_API int larder_save_fence(struct larder_save *s, int timeout_ms, struct larder_error *e);
+/* The same on the device: what is given to the stream (a CUstream of that device; NULL: its default stream)
+ * from now on runs after the copies of that device's tensors. Where they are more than the staging memory
+ * holds, it waits first, at most the request timeout, until the last of them is given to the device. Any
+ * thread. */
+LARDER_API int larder_save_fence_stream(struct larder_save *s, int device, void *stream,
+                                        struct larder_error *e);
 
 enum larder_save_state {
-    LARDER_SAVE_OPEN = 0,
+    LARDER_SAVE_OPEN = 0, /* also after submit, while device tensors are copied */
     LARDER_SAVE_STAGED = 1,
     LARDER_SAVE_DURABLE = 2,
     LARDER_SAVE_FAILED = 3
@@ -226,10 +246,11 @@ struct larder_save_info {
     uint64_t plain_bytes, stored_bytes,
         sent_bytes;         /* of this rank; stored: after compression; grow as it goes on */
     double stall_seconds;   /* how long submit held the caller */
+    double staged_seconds;  /* from submit until the tensors could be changed; 0 until then */
     double durable_seconds; /* from submit to durable; 0 until then */
     uint32_t chunks, chunks_sent;
     uint32_t waves;
-    char path[128]; /* how the bytes went */
+    char path[256]; /* how the bytes went: "CUDA device 0 -> pinned host memory -> TLS 1.3 over TCP; ..." */
 };
 /* Any thread. */
 LARDER_API int larder_save_info(struct larder_save *s, struct larder_save_info *out);

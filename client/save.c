@@ -8,10 +8,8 @@
 #include "client/clock.h"
 #include "client/opened.h"
 #include "client/saver.h"
+#include "client/stage.h"
 #include "format/base/hash.h"
-
-#define COPIERS_MAX      4u
-#define COPY_ALONE_BYTES (32u << 20) /* a snapshot below this is not worth other threads */
 
 /* ---- begin ---- */
 
@@ -157,7 +155,7 @@ int larder_save_tensor(struct larder_save *s, const struct larder_tensor *t, str
     struct err e;
     int rc = enter_open(s, &e);
     if (rc == 0)
-        rc = snapshot_tensor(&s->snapshot, t, &e);
+        rc = snapshot_tensor(&s->snapshot, s->client, t, &e);
     return client_leave(rc, &e, error);
 }
 
@@ -178,56 +176,6 @@ int larder_save_blob(struct larder_save *s, const char *name, const void *p, siz
     if (rc == 0)
         rc = snapshot_blob(&s->snapshot, name, p, n, &e);
     return client_leave(rc, &e, error);
-}
-
-/* ---- the snapshot ---- */
-
-/* With the lock held: a slot, and the chunk to put into it. The slot comes first, so that the lowest chunk
- * that is not copied always has one, and workers, which need chunks in order, never wait for a chunk without.
- */
-static uint8_t *next_copy(struct larder_save *s, uint32_t *chunk)
-{
-    struct saver *v = s->saver;
-    uint8_t *slot = NULL;
-    while (!s->failed && s->next_copy < s->snapshot.chunk_count && !(slot = pool_take(s->client->staging))) {
-        saver_go(v, s);
-        pthread_cond_wait(&v->changed, &v->lock); /* workers give slots back, or the save fails */
-    }
-    if (!slot)
-        return NULL;
-    *chunk = s->next_copy++;
-    return slot;
-}
-
-static void *copy_chunks(void *arg)
-{
-    struct larder_save *s = arg;
-    struct saver *v = s->saver;
-    uint32_t chunk;
-    uint8_t *slot;
-    pthread_mutex_lock(&v->lock);
-    while ((slot = next_copy(s, &chunk)) != NULL) {
-        pthread_mutex_unlock(&v->lock);
-        snapshot_take(&s->snapshot, chunk, slot);
-        pthread_mutex_lock(&v->lock);
-        s->copied++;
-        saver_queue(v, s, chunk, slot);
-    }
-    pthread_mutex_unlock(&v->lock);
-    return NULL;
-}
-
-static void take_snapshot(struct larder_save *s)
-{
-    pthread_t helpers[COPIERS_MAX];
-    unsigned wanted = s->client->options.threads < COPIERS_MAX ? s->client->options.threads : COPIERS_MAX,
-             started = 0;
-    if (s->snapshot.plain_bytes >= COPY_ALONE_BYTES)
-        while (started + 1 < wanted && pthread_create(&helpers[started], NULL, copy_chunks, s) == 0)
-            started++;
-    copy_chunks(s);
-    for (unsigned i = 0; i < started; i++)
-        pthread_join(helpers[i], NULL);
 }
 
 /* ---- submit ---- */
@@ -318,15 +266,17 @@ static int submit(struct larder_save *s, struct err *e)
     pthread_mutex_unlock(&v->lock);
     if (rc < 0)
         return rc;
-    take_snapshot(s);
+    rc = stage_begin(s, e);
+    if (rc == 0)
+        stage_copy(s);
     pthread_mutex_lock(&v->lock);
+    if (rc < 0)
+        save_fail(s, e);
     s->copying = false;
+    s->returned_ns = clock_ns();
     saver_go(v, s);
-    if (s->copied == s->snapshot.chunk_count) {
-        s->staged_ns = clock_ns();
-        if (s->state == LARDER_SAVE_OPEN)
-            s->state = LARDER_SAVE_STAGED;
-    } else { /* it failed while it was staged in waves: the memory was not copied */
+    stage_check(s);
+    if (s->failed && !s->staged_ns) { /* the memory was not copied */
         s->seen = true;
         *e = s->err;
         rc = -e->errnum;
@@ -386,14 +336,17 @@ int larder_save_info(struct larder_save *s, struct larder_save_info *out)
     i.plain_bytes = s->plain_bytes;
     i.stored_bytes = s->stored_bytes;
     i.sent_bytes = s->sent_bytes;
-    i.stall_seconds = seconds(s->submitted_ns, s->staged_ns);
+    i.stall_seconds = seconds(s->submitted_ns, s->returned_ns);
+    i.staged_seconds = seconds(s->submitted_ns, s->staged_ns);
     i.durable_seconds = seconds(s->submitted_ns, s->durable_ns);
     i.chunks = s->snapshot.chunk_count;
     i.chunks_sent = s->chunks_sent;
     size_t slots = pool_slots(s->client->staging);
     i.waves = (uint32_t)((s->snapshot.chunk_count + slots - 1) / slots);
-    snprintf(i.path, sizeof i.path, "%s; staging %s", conn_path(v->conn ? v->conn : s->client->conn),
-             pool_note(s->client->staging));
+    stage_path(s, i.path, sizeof i.path);
+    size_t told = strlen(i.path);
+    snprintf(i.path + told, sizeof i.path - told, "%s; staging %s",
+             conn_path(v->conn ? v->conn : s->client->conn), pool_note(s->client->staging));
     pthread_mutex_unlock(&v->lock);
     memcpy(out, &i, out->size < sizeof i ? out->size : sizeof i);
     return 0;

@@ -11,6 +11,7 @@
 #include "client/clock.h"
 #include "client/list.h"
 #include "client/saver.h"
+#include "client/stage.h"
 #include "format/base/log.h"
 
 #define ABORT_TIMEOUT_MS 3000u
@@ -346,8 +347,11 @@ static struct part_writer *wind_up(struct larder_save *s)
 {
     struct saver *v = s->saver;
     pthread_mutex_lock(&v->lock);
-    while (s->copying || s->handled < s->queued)
+    while (s->copying || s->staging || s->handled < s->queued)
         pthread_cond_wait(&v->changed, &v->lock);
+    pthread_mutex_unlock(&v->lock);
+    stage_end(s);
+    pthread_mutex_lock(&v->lock);
     struct part_writer *w = s->writer;
     keep_progress(s);
     s->writer = NULL;

@@ -234,9 +234,11 @@ int saver_drain(struct saver *v, uint64_t until_ms, struct err *e)
     uint64_t told_ms = clock_ms() + GIVE_UP_MS;
     while (!list_empty(&v->active) && clock_wait(&v->changed, &v->lock, told_ms))
         ;
-    if (!list_empty(&v->active))
+    if (!list_empty(&v->active)) {
         conn_stop(client_conn(v->client));
-    while (!list_empty(&v->active)) /* no connection is left to wait for */
+        v->abandon = true;
+    }
+    while (!list_empty(&v->active)) /* no connection and no device is left to wait for */
         pthread_cond_wait(&v->changed, &v->lock);
     saver_reap(v);
     if (rc == 0 && v->unseen.class != ERR_NONE) { /* no submit comes any more that could tell it */

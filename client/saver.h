@@ -47,14 +47,20 @@ struct larder_save {
     /* Under the saver's lock. */
     unsigned references; /* handle, thread */
     enum larder_save_state state;
-    bool submitted, copying, sealed;
-    bool going;  /* workers may begin: nothing is left to copy, or all slots are full */
-    bool failed; /* err tells; the thread winds up and then sets state */
-    bool seen;   /* somebody was told of the failure */
+    bool submitted, copying, sealed; /* copying: submit has not returned */
+    bool going;                      /* workers may begin: nothing is left to copy, or all slots are full */
+    bool failed;                     /* err tells; the thread winds up and then sets state */
+    bool seen;                       /* somebody was told of the failure */
     bool cancelled;
     bool over; /* the thread waits for nothing more */
     bool told; /* the thread's own: the server said that the save failed */
     struct err err;
+    struct lane *lanes; /* of the devices that it is on; see stage.h */
+    unsigned lane_count;
+    pthread_t stager;
+    bool has_stager, staging; /* staging: the stager runs */
+    uint32_t host_end;        /* no chunk from there on is of host memory */
+    uint64_t host_bytes;
     uint32_t next_copy; /* chunks taken by copiers */
     uint32_t copied;    /* chunks whose bytes are private now */
     uint32_t handled;   /* chunks that workers are done with, well or not */
@@ -62,7 +68,7 @@ struct larder_save {
     struct part_writer *writer;
     struct commit_part part;
     uint64_t sequence;
-    uint64_t submitted_ns, staged_ns, durable_ns;
+    uint64_t submitted_ns, returned_ns, staged_ns, durable_ns;
     uint64_t plain_bytes, stored_bytes, sent_bytes;
     uint32_t chunks_sent;
     size_t left_at, left_index; /* where the list of what was left out goes on */
@@ -86,6 +92,7 @@ struct saver {
     pthread_cond_t changed;
     struct conn *conn; /* made by the first save's thread */
     bool connecting, stopping;
+    bool abandon; /* copies from devices that do not end are not waited for any more */
 
     struct larder_save *sending; /* between submit and the sealing of its part */
     struct list active, finished;

@@ -237,7 +237,7 @@ int larder_scratch_write(const char *path, const struct larder_tensor *tensors, 
     uint64_t start = clock_ns();
     int rc = begin(&j, path, options, &e);
     for (size_t i = 0; i < count && rc == 0; i++)
-        rc = snapshot_tensor(&s, &tensors[i], &e);
+        rc = snapshot_tensor(&s, NULL, &tensors[i], &e);
     if (rc == 0)
         rc = write_all(&j, &s, &e);
     if (rc == 0 && info)

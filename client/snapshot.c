@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "client/stream.h"
+#include "client/transfer.h"
 #include "format/base/utf8.h"
 
 #define SMALL_BYTES_MAX (CHUNK_PLAIN_BYTES_MAX / 4) /* as format/index.h says */
@@ -91,11 +92,11 @@ static int plan_small(struct snapshot *s, uint32_t item, uint16_t group, enum dt
 }
 
 /* The search begins where the last one ended. */
-static int group_of(struct snapshot *s, int priority, uint16_t *out, struct err *e)
+static int group_of(struct snapshot *s, int priority, struct device *d, uint16_t *out, struct err *e)
 {
     for (uint32_t i = 0; i < s->group_count; i++) {
         uint32_t at = (s->group_at + i) % s->group_count;
-        if (s->groups[at].priority == priority) {
+        if (s->groups[at].priority == priority && s->groups[at].device == d) {
             s->group_at = at;
             *out = (uint16_t)at;
             return 0;
@@ -105,12 +106,12 @@ static int group_of(struct snapshot *s, int priority, uint16_t *out, struct err 
         return no_memory(e);
     *out = (uint16_t)s->group_count;
     s->group_at = s->group_count;
-    s->groups[s->group_count++] = (struct group){.priority = priority};
+    s->groups[s->group_count++] = (struct group){.priority = priority, .device = d};
     return 0;
 }
 
-static int plan_item(struct snapshot *s, uint32_t item, int priority, enum dtype dtype, uint64_t bytes,
-                     uint32_t *chunk, uint32_t *offset, struct err *e)
+static int plan_item(struct snapshot *s, uint32_t item, int priority, struct device *d, enum dtype dtype,
+                     uint64_t bytes, uint32_t *chunk, uint32_t *offset, struct err *e)
 {
     uint16_t group = 0;
     int rc = 0;
@@ -119,7 +120,7 @@ static int plan_item(struct snapshot *s, uint32_t item, int priority, enum dtype
     if (bytes == 0)
         return 0;
     s->plain_bytes += bytes;
-    rc = group_of(s, priority, &group, e);
+    rc = group_of(s, priority, d, &group, e);
     if (rc == 0 && bytes <= SMALL_BYTES_MAX) {
         rc = plan_small(s, item, group, dtype, bytes, chunk, offset, e);
     } else if (rc == 0) {
@@ -266,10 +267,53 @@ static int item_of(struct snapshot *s, const struct larder_tensor *t, const stru
     return 0;
 }
 
-int snapshot_tensor(struct snapshot *s, const struct larder_tensor *t, struct err *e)
+/* The device of a tensor's memory, which is noted with the stream. */
+static int device_of(struct snapshot *s, struct larder *c, const struct larder_tensor *t, struct device **out,
+                     struct err *e)
+{
+    if (t->memory == LARDER_MEMORY_HOST)
+        return 0;
+    if (t->memory != LARDER_MEMORY_CUDA)
+        return err_set(e, ERR_INVALID, "memory is %d; expected 0 (host) or 1 (CUDA)", (int)t->memory);
+    int rc = device_get_staged(c, t->device, out, e);
+    if (rc < 0)
+        return rc;
+    for (uint32_t i = s->source_count; i-- > 0;)
+        if (s->sources[i].device == *out && s->sources[i].stream == t->stream)
+            return 0;
+    if (grow(&s->sources, s->source_count, &s->source_cap, sizeof *s->sources) < 0)
+        return no_memory(e);
+    s->sources[s->source_count++] = (struct source){.device = *out, .stream = t->stream};
+    return 0;
+}
+
+/* Where the tensor's bytes lie, checked. */
+static int place_of(struct snapshot *s, struct larder *c, const struct larder_tensor *t,
+                    const struct tensor *x, const struct item *item, struct device **out, struct err *e)
+{
+    int64_t low, high, packed[TENSOR_DIMS_MAX], zero[TENSOR_DIMS_MAX] = {0};
+    *out = NULL;
+    if (x->bytes == 0 || !c)
+        return 0;
+    int rc = device_of(s, c, t, out, e);
+    if (rc == 0 && !item->strides)
+        rc = box_strides(x->dtype, x->dims, x->lengths, zero, false, packed, e);
+    if (rc == 0)
+        rc =
+            box_extent(x->dtype, x->dims, x->lengths, item->strides ? item->strides : packed, &low, &high, e);
+    if (rc == 0)
+        rc = device_check(c, *out, item->data + low, item->data + high, e);
+    if (rc == 0)
+        return 0;
+    char text[160];
+    return err_prepend(e, "tensor \"%s\"", err_quote(text, sizeof text, x->name.p, x->name.n));
+}
+
+int snapshot_tensor(struct snapshot *s, struct larder *c, const struct larder_tensor *t, struct err *e)
 {
     struct tensor x;
     struct item item;
+    struct device *d;
     tensor_of_public(t, &x);
     int rc = tensor_check(&x, &x.bytes, e);
     if (rc == 0 && (t->priority < -LARDER_PRIORITY_MAX || t->priority > LARDER_PRIORITY_MAX))
@@ -286,14 +330,16 @@ int snapshot_tensor(struct snapshot *s, const struct larder_tensor *t, struct er
         return no_memory(e);
     rc = item_of(s, t, &x, &item, e);
     if (rc == 0)
+        rc = place_of(s, c, t, &x, &item, &d, e);
+    if (rc == 0)
         rc = add_name(s, &x.name, s->tensor_count, e);
     if (rc < 0)
         return rc;
     uint32_t i = s->tensor_count++;
     s->tensor_items[i] = item;
     s->tensors[i] = x;
-    return plan_item(s, i, t->priority, x.dtype, x.bytes, &s->tensors[i].first_chunk, &s->tensors[i].offset,
-                     e);
+    return plan_item(s, i, t->priority, d, x.dtype, x.bytes, &s->tensors[i].first_chunk,
+                     &s->tensors[i].offset, e);
 }
 
 int snapshot_alias(struct snapshot *s, const char *name, const char *of, struct err *e)
@@ -354,22 +400,30 @@ int snapshot_blob(struct snapshot *s, const char *name, const void *p, size_t n,
     uint32_t i = s->blob_count++;
     s->blob_items[i] = (struct item){.data = n > 0 ? p : NULL, .bytes = n, .next = NO_ITEM};
     s->blobs[i] = (struct blob){.name = kept, .bytes = n};
-    return plan_item(s, BLOB_ITEM | i, 0, DTYPE_U8, n, &s->blobs[i].first_chunk, &s->blobs[i].offset, e);
+    return plan_item(s, BLOB_ITEM | i, 0, NULL, DTYPE_U8, n, &s->blobs[i].first_chunk, &s->blobs[i].offset,
+                     e);
 }
 
 /* ---- taking it ---- */
 
+static void prepare(const struct snapshot *s, uint32_t i, struct box_copy *out)
+{
+    const struct tensor *t = &s->tensors[i];
+    const struct item *item = item_at(s, i);
+    const uint64_t begin[TENSOR_DIMS_MAX] = {0};
+    box_copy_init(out, t->dtype, t->dims, t->lengths, begin, t->lengths, item->strides,
+                  (uint8_t *)item->data);
+}
+
 static void take_item(const struct snapshot *s, uint32_t i, uint64_t offset, size_t n, uint8_t *out)
 {
     const struct item *item = item_at(s, i);
+    struct box_copy b;
     if (!item->strides) {
         stream_copy(out, item->data + offset, n);
         return;
     }
-    const struct tensor *t = &s->tensors[i];
-    const uint64_t begin[TENSOR_DIMS_MAX] = {0};
-    struct box_copy b;
-    box_copy_init(&b, t->dtype, t->dims, t->lengths, begin, t->lengths, item->strides, (uint8_t *)item->data);
+    prepare(s, i, &b);
     box_gather(&b, offset, n, out);
 }
 
@@ -385,6 +439,55 @@ void snapshot_take(const struct snapshot *s, uint32_t chunk, uint8_t *out)
         take_item(s, i, 0, n, out);
         out += n;
     }
+}
+
+struct device *snapshot_device(const struct snapshot *s, uint32_t chunk)
+{
+    return s->groups[s->chunks[chunk].group].device;
+}
+
+static int copy_strided(const struct snapshot *s, uint32_t i, uint64_t offset, size_t n,
+                        struct memory_stream *stream, uint8_t *out, struct err *e)
+{
+    struct box_copy b;
+    prepare(s, i, &b);
+    return transfer(stream, MEMORY_OUT, &b, offset, n, out, e);
+}
+
+/* Tensors that lie one behind the other, as in a flat buffer of parameters, are one copy. */
+static int copy_shared(const struct snapshot *s, uint32_t first, struct memory_stream *stream, uint8_t *out,
+                       struct err *e)
+{
+    int rc = 0;
+    for (uint32_t i = first, next; rc == 0 && i != NO_ITEM; i = next) {
+        const struct item *item = item_at(s, i);
+        size_t n = (size_t)item->bytes;
+        next = item->next;
+        if (item->strides) {
+            rc = copy_strided(s, i, 0, n, stream, out, e);
+        } else {
+            while (next != NO_ITEM && !item_at(s, next)->strides &&
+                   item_at(s, next)->data == item->data + n) {
+                n += (size_t)item_at(s, next)->bytes;
+                next = item_at(s, next)->next;
+            }
+            rc = memory_copy(stream, MEMORY_OUT, out, item->data, n, e);
+        }
+        out += n;
+    }
+    return rc;
+}
+
+int snapshot_copy(const struct snapshot *s, uint32_t chunk, struct memory_stream *stream, uint8_t *out,
+                  struct err *e)
+{
+    const struct planned_chunk *c = &s->chunks[chunk];
+    if (c->shared)
+        return copy_shared(s, c->first, stream, out, e);
+    const struct item *item = item_at(s, c->first);
+    if (item->strides)
+        return copy_strided(s, c->first, c->offset, c->bytes, stream, out, e);
+    return memory_copy(stream, MEMORY_OUT, out, item->data + c->offset, c->bytes, e);
 }
 
 void snapshot_hash(struct snapshot *s, uint32_t chunk, const uint8_t *bytes)
@@ -423,5 +526,6 @@ void snapshot_free(struct snapshot *s)
     free(s->blob_items);
     free(s->chunks);
     free(s->groups);
+    free(s->sources);
     *s = (struct snapshot){0};
 }

@@ -8,6 +8,7 @@
 #define LARDER_CLIENT_SNAPSHOT_H
 
 #include "client/box.h"
+#include "client/device.h"
 #include "client/larder.h"
 #include "client/names.h"
 #include "format/index.h"
@@ -37,9 +38,15 @@ struct bin { /* the shared chunk of a dtype that is being filled */
     uint32_t chunk, last;
 };
 
-struct group { /* tensors that may share chunks: those of one priority */
+struct group { /* tensors that may share chunks: those of one priority in one memory */
     int priority;
+    struct device *device; /* NULL: host memory */
     struct bin bins[DTYPE_COUNT];
+};
+
+struct source { /* copies come after what the caller gave to this stream */
+    struct device *device;
+    void *stream;
 };
 
 /* Zeroed memory is an empty snapshot. */
@@ -57,19 +64,28 @@ struct snapshot {
     uint32_t chunk_count, chunk_cap;
     struct group *groups;
     uint32_t group_count, group_cap, group_at; /* at: used last */
-    bool incomplete;                           /* something found no place */
+    struct source *sources;
+    uint32_t source_count, source_cap;
+    bool incomplete; /* something found no place */
     uint64_t plain_bytes;
 };
 
-/* Each copies the description, not the data, and gives it its place in a chunk. Errors name the tensor. */
-must_check int snapshot_tensor(struct snapshot *s, const struct larder_tensor *t, struct err *e);
+/* Each copies the description, not the data, and gives it its place in a chunk. Errors name the tensor. c:
+ * whose devices; NULL: which memory the data is in is not looked at. */
+must_check int snapshot_tensor(struct snapshot *s, struct larder *c, const struct larder_tensor *t,
+                               struct err *e);
 must_check int snapshot_alias(struct snapshot *s, const char *name, const char *of, struct err *e);
 must_check int snapshot_blob(struct snapshot *s, const char *name, const void *p, size_t n, struct err *e);
 /* Nothing more is added: chunks of a higher priority get the lower numbers, which are sent first. Fails if
  * anything that was to be added found no place. */
 must_check int snapshot_end(struct snapshot *s, struct err *e);
-/* Copies the bytes of a chunk to out. Any number of threads, different chunks. */
+/* The device that the chunk's bytes lie on; NULL: host memory. */
+struct device *snapshot_device(const struct snapshot *s, uint32_t chunk);
+/* Copies the bytes of a chunk of host memory to out. Any number of threads, different chunks. */
 void snapshot_take(const struct snapshot *s, uint32_t chunk, uint8_t *out);
+/* Gives the copies of a chunk of device memory to the stream: to out, which is pinned, later. */
+must_check int snapshot_copy(const struct snapshot *s, uint32_t chunk, struct memory_stream *stream,
+                             uint8_t *out, struct err *e);
 /* Fills the plain hashes of the small tensors in the chunk from its bytes. Likewise. */
 void snapshot_hash(struct snapshot *s, uint32_t chunk, const uint8_t *bytes);
 void snapshot_index(const struct snapshot *s, struct index_private *out); /* points into s */

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "client/box.h"
+#include "client/transfer.h"
 
 static uint64_t seed, rng;
 
@@ -149,6 +149,71 @@ static void scatter_is_the_model(void **state)
     }
 }
 
+/* What copies to and from devices does the same, by fewer and larger copies: here on host memory, where each
+ * is done when it was given. */
+static void transfers_are_gathers_and_scatters(void **state)
+{
+    (void)state;
+    static uint8_t packed[MEMORY], got[MEMORY], before[MEMORY];
+    struct memory *m = NULL;
+    struct memory_stream *s = NULL;
+    struct err e;
+    assert_int_equal(memory_open(MEMORY_HOST, 0, &m, &e), 0);
+    assert_int_equal(memory_stream_create(m, &s, &e), 0);
+    for (int round = 0; round < 4000; round++) {
+        static struct trial t;
+        bool in = round % 2;
+        draw_trial(&t, in, !in);
+        size_t size = dtype_bits(t.dtype) / 8;
+        for (size_t i = 0; i < MEMORY; i++)
+            t.memory[i] = (uint8_t)draw(256);
+        for (size_t i = 0; i < t.total * size; i++)
+            packed[i] = (uint8_t)draw(256);
+        struct box_copy b;
+        box_copy_init(&b, t.dtype, t.dims, t.lengths, t.begin, t.count, t.strides, t.base);
+        uint64_t first = draw(t.total), n = draw(t.total - first + 1);
+        if (in) {
+            memcpy(before, t.memory, sizeof before);
+            box_scatter(&b, first * size, n * size, packed);
+            memcpy(got, t.memory, sizeof got);
+            memcpy(t.memory, before, sizeof before);
+            assert_int_equal(transfer(s, MEMORY_IN, &b, first * size, n * size, packed, &e), 0);
+            assert_memory_equal(t.memory, got, sizeof got);
+        } else {
+            memset(got, 0, sizeof got);
+            memset(packed, 0, sizeof packed);
+            box_gather(&b, first * size, n * size, got);
+            assert_int_equal(transfer(s, MEMORY_OUT, &b, first * size, n * size, packed, &e), 0);
+            assert_memory_equal(packed, got, sizeof got);
+        }
+    }
+    memory_stream_destroy(s);
+    memory_close(m);
+}
+
+static int count_strip(void *arg, const struct box_strip *s)
+{
+    (void)s;
+    ++*(int *)arg;
+    return 0;
+}
+
+/* A box of rows is one copy, whatever its padding; a range that cuts rows takes a few. */
+static void boxes_are_few_strips(void **state)
+{
+    (void)state;
+    uint64_t lengths[3] = {20, 30, 40}, begin[3] = {0};
+    int64_t strides[3] = {30 * 50 * 4, 50 * 4, 4};
+    struct box_copy b;
+    int strips = 0;
+    box_copy_init(&b, DTYPE_F32, 3, lengths, begin, lengths, strides, &strips); /* not touched */
+    assert_int_equal(box_walk(&b, 0, 20 * 30 * 40 * 4, count_strip, &strips), 0);
+    assert_int_equal(strips, 1);
+    strips = 0;
+    assert_int_equal(box_walk(&b, 4, 20 * 30 * 40 * 4 - 8, count_strip, &strips), 0);
+    assert_true(strips >= 3 && strips <= 5);
+}
+
 static void packed_dtypes_are_copied_by_bytes(void **state)
 {
     (void)state;
@@ -252,6 +317,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gather_is_the_model),
         cmocka_unit_test(scatter_is_the_model),
+        cmocka_unit_test(transfers_are_gathers_and_scatters),
+        cmocka_unit_test(boxes_are_few_strips),
         cmocka_unit_test(packed_dtypes_are_copied_by_bytes),
         cmocka_unit_test(bad_strides_are_refused),
         cmocka_unit_test(cutting_is_the_model),

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/device.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "client/opened.h"
+
+static int device_open(int ordinal, struct device **out, struct err *e)
+{
+    struct device *d = calloc(1, sizeof *d);
+    if (!d)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a device");
+    int rc = memory_open(MEMORY_CUDA, ordinal, &d->memory, e);
+    if (rc == 0)
+        rc = memory_stream_create(d->memory, &d->out, e);
+    if (rc == 0)
+        rc = memory_stream_create(d->memory, &d->in, e);
+    if (rc < 0) {
+        memory_stream_destroy(d->out);
+        memory_close(d->memory);
+        free(d);
+        return rc;
+    }
+    pthread_mutex_init(&d->lock, NULL);
+    *out = d;
+    return 0;
+}
+
+/* With the client's lock of devices held. */
+static int find_or_open(struct larder *c, int ordinal, struct device **out, struct err *e)
+{
+    for (struct device *d = c->devices; d; d = d->next) {
+        if (memory_ordinal(d->memory) != ordinal)
+            continue;
+        *out = d;
+        return memory_lost(d->memory, e);
+    }
+    int rc = device_open(ordinal, out, e);
+    if (rc == 0) {
+        (*out)->next = c->devices;
+        c->devices = *out;
+    }
+    return rc;
+}
+
+int device_get(struct larder *c, int ordinal, struct device **out, struct err *e)
+{
+    pthread_mutex_lock(&c->device_lock);
+    int rc = find_or_open(c, ordinal, out, e);
+    pthread_mutex_unlock(&c->device_lock);
+    return rc < 0 ? err_prepend(e, "device %d", ordinal) : 0;
+}
+
+int device_get_staged(struct larder *c, int ordinal, struct device **out, struct err *e)
+{
+    check(c->staging);
+    pthread_mutex_lock(&c->device_lock);
+    int rc = find_or_open(c, ordinal, out, e);
+    if (rc == 0)
+        rc = pool_register(c->staging, (*out)->memory, e);
+    pthread_mutex_unlock(&c->device_lock);
+    return rc < 0 ? err_prepend(e, "device %d", ordinal) : 0;
+}
+
+bool device_any(struct larder *c)
+{
+    pthread_mutex_lock(&c->device_lock);
+    bool any = c->devices != NULL;
+    pthread_mutex_unlock(&c->device_lock);
+    return any;
+}
+
+int device_check(struct larder *c, struct device *d, const uint8_t *low, const uint8_t *high, struct err *e)
+{
+    struct memory_pointer p = {.kind = MEMORY_HOST};
+    if (d)
+        return memory_check(d->memory, low, (size_t)(high - low), e);
+    int rc = device_any(c) ? memory_where(low, &p, e) : 0;
+    if (rc < 0 || p.kind == MEMORY_HOST || p.managed)
+        return rc;
+    return err_set(e, ERR_INVALID, "it lies on CUDA device %d, not in host memory; say so in `memory`",
+                   p.ordinal);
+}
+
+void devices_close(struct larder *c)
+{
+    struct device *next;
+    for (struct device *d = c->devices; d; d = next) {
+        next = d->next;
+        memory_stream_destroy(d->out);
+        memory_stream_destroy(d->in);
+        memory_close(d->memory);
+        pthread_mutex_destroy(&d->lock);
+        free(d);
+    }
+    c->devices = NULL;
+}

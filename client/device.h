@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The CUDA devices that a client has used: each is opened once and stays so until the client is closed.
+ *
+ *   save      device -> out -> staging slots     (stage.c)
+ *   restore   slots of its own -> in -> device   (restore_device.c)
+ *
+ * Feeds have streams of their own. One thread at a time gives copies to a stream: it holds the device's lock,
+ * which is taken before any other of the client's.
+ */
+#ifndef LARDER_CLIENT_DEVICE_H
+#define LARDER_CLIENT_DEVICE_H
+
+#include "client/client.h"
+#include "gpudirect/memory.h"
+
+struct device {
+    struct device *next;
+    struct memory *memory;
+    pthread_mutex_t lock;
+    struct memory_stream *out, *in;
+};
+
+/* The device of that number. ERR_UNSUPPORTED where there is no driver, or one that is too old; ERR_NOT_FOUND.
+ */
+must_check int device_get(struct larder *c, int ordinal, struct device **out, struct err *e);
+/* The same, for saves: staging memory is registered with it, once. */
+must_check int device_get_staged(struct larder *c, int ordinal, struct device **out, struct err *e);
+/* Has any been opened? Then memory may be a device's. */
+bool device_any(struct larder *c);
+/* Is [low, high) memory of the device, or (NULL) of none? ERR_INVALID says what it is instead. */
+must_check int device_check(struct larder *c, struct device *d, const uint8_t *low, const uint8_t *high,
+                            struct err *e);
+/* When nothing is under way on any of them, and no pool is registered. */
+void devices_close(struct larder *c);
+
+#endif
