@@ -180,11 +180,11 @@ static int decode(struct fetch *f, struct part_scratch *s, const struct ready *r
     return rc2;
 }
 
-static void finish_chunk(struct fetch *f, const struct ready *r, const uint8_t *plain, int rc, struct err *e)
+static void finish_chunk(struct fetch *f, const struct ready *r, uint8_t *plain, int rc, struct err *e)
 {
     const struct fetch_job *job = f->job;
     if (rc == 0) {
-        job->good(job->arg, r->item, plain, entry_of(&job->items[r->item])->plain_bytes);
+        rc = job->good(job->arg, r->item, plain, entry_of(&job->items[r->item])->plain_bytes, e);
     } else if (rc == -EBADMSG || rc == -EKEYREJECTED) {
         rc = job->damaged(job->arg, r->item, e);
     }
@@ -215,17 +215,24 @@ static bool next_ready(struct fetch *f, struct ready *r)
 static void *decode_some(void *arg)
 {
     struct fetch *f = arg;
+    const struct fetch_job *job = f->job;
     struct part_scratch *s = part_scratch_create();
-    uint8_t *plain = aligned_alloc(4096, CHUNK_PLAIN_BYTES_MAX);
+    uint8_t *own = job->room ? NULL : aligned_alloc(4096, CHUNK_PLAIN_BYTES_MAX), *plain = own;
     struct ready r;
     while (next_ready(f, &r)) {
         struct err e;
         err_clear(&e);
-        int rc =
-            s && plain ? decode(f, s, &r, plain, &e) : err_set(&e, ERR_NO_MEMORY, "no memory for decoding");
+        int rc = s && (own || job->room) ? 0 : err_set(&e, ERR_NO_MEMORY, "no memory for decoding");
+        if (rc == 0 && job->room)
+            rc = job->room(job->arg, &plain, &e);
+        bool has_room = rc == 0 && job->room;
+        if (rc == 0)
+            rc = decode(f, s, &r, plain, &e);
         finish_chunk(f, &r, plain, rc, &e);
+        if (has_room)
+            job->done(job->arg, plain);
     }
-    free(plain);
+    free(own);
     part_scratch_free(s);
     return NULL;
 }

@@ -25,8 +25,14 @@ struct fetch_job {
     unsigned threads;
     const struct fetch_item *items; /* ascending by part (any order of parts) and chunk; no pair twice */
     size_t count;
-    /* On decoding threads, several at once. The plain bytes are valid during the call. */
-    void (*good)(void *arg, size_t item, const uint8_t *plain, uint32_t n);
+    /* Memory for the plain bytes of a chunk, CHUNK_PLAIN_BYTES_MAX; each decoding thread has one at a time.
+     * NULL: they have their own. A failure ends the whole. */
+    int (*room)(void *arg, uint8_t **plain, struct err *e);
+    /* On decoding threads, several at once. The plain bytes are valid during the call. A failure ends the
+     * whole. */
+    int (*good)(void *arg, size_t item, uint8_t *plain, uint32_t n, struct err *e);
+    /* With room: the memory is not used any more by the thread, which always says so. */
+    void (*done)(void *arg, uint8_t *plain);
     /* A chunk that is damaged. Returns 0 to go on with the others. */
     int (*damaged)(void *arg, size_t item, const struct err *why);
     void *arg;

@@ -297,7 +297,7 @@ struct larder_restore_info {
     size_t loader_state_bytes;
     uint32_t fell_back; /* how many newer ones were passed over */
     char fallback_reason[256];
-    char path[128];
+    char path[256];
     uint32_t repaired; /* boxes read from another rank's copy, because a chunk of the first was damaged */
 };
 LARDER_API int larder_restore_info(struct larder_restore *r, struct larder_restore_info *out);
@@ -317,7 +317,8 @@ LARDER_API int larder_restore_add(struct larder_restore *r, const struct larder_
                                   struct larder_error *e);
 /* Reads, verifies, decrypts, decompresses and places all that was asked for; each stored chunk is read once.
  * Damage: goes on with the rest, then -EBADMSG naming the first; larder_restore_damage lists all. Only a box
- * whose bytes were all good is reported good. */
+ * whose bytes were all good is reported good. Device memory is written by copies that come after what was
+ * given to the tensors' streams until now, and that are done when this returns. */
 LARDER_API int larder_restore_run(struct larder_restore *r, struct larder_error *e);
 struct larder_damage {
     const char *tensor;

@@ -3,6 +3,7 @@
 #ifndef LARDER_CLIENT_OPENED_H
 #define LARDER_CLIENT_OPENED_H
 
+#include <stdatomic.h>
 #include <sys/types.h>
 
 #include "client/client.h"
@@ -18,10 +19,10 @@ struct larder {
     struct channel_config *config;
     char host[256], port[16];
     struct conn *conn;
-    pid_t pid;            /* who opened it: children of fork are refused */
-    struct pool *staging; /* NULL for a role that cannot save */
-    struct saver *saver;  /* likewise */
-    bool staging_lost;    /* a device may still write to a slot: the pool and the devices stay */
+    pid_t pid;                /* who opened it: children of fork are refused */
+    struct pool *staging;     /* NULL for a role that cannot save */
+    struct saver *saver;      /* likewise */
+    atomic_bool staging_lost; /* a device may still write to a slot: the pool and the devices stay */
     pthread_mutex_t device_lock;
     struct device *devices;     /* under device_lock; see device.h */
     struct id incarnation;      /* the attempt of saves that name none and have no other ranks */

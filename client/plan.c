@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/landing.h"
+
 #define SMALL_BYTES_MAX (CHUNK_PLAIN_BYTES_MAX / 4) /* as format/index.h says */
 
 static int no_memory(struct err *e)
@@ -59,7 +61,9 @@ void plan_copy_request(const struct plan *p, const struct copy *c, struct box *b
                             .offsets = box->offsets,
                             .lengths = box->lengths,
                             .strides = r->strides,
-                            .memory = memory_of(r, c->piece.tensor, box)};
+                            .memory = memory_of(r, c->piece.tensor, box),
+                            .device = r->device,
+                            .stream = r->stream};
 }
 
 /* From packed bytes of the piece to the request's memory. */
@@ -228,24 +232,34 @@ int plan_create(const struct catalog *c, struct part *const *parts, const struct
 
 /* ---- placing ---- */
 
-static void place(const struct plan *p, const struct use *u, const uint8_t *plain, uint32_t n)
+static int place(const struct plan *p, const struct use *u, uint8_t *plain, uint32_t n,
+                 struct landing *landing, struct err *e)
 {
     const struct copy *c = &p->copies[u->copy];
     const struct tensor *t = c->piece.tensor;
     struct box_copy b;
+    uint64_t offset = (uint64_t)(u->chunk - t->first_chunk) * CHUNK_PLAIN_BYTES_MAX;
+    struct device *d = p->requests[c->request].device;
     prepare(p, c, &b);
     if (t->bytes <= SMALL_BYTES_MAX) {
         check(t->offset <= n && t->bytes <= n - t->offset); /* index_private_decode saw to it */
-        box_scatter(&b, 0, (size_t)t->bytes, plain + t->offset);
-    } else {
-        box_scatter(&b, (uint64_t)(u->chunk - t->first_chunk) * CHUNK_PLAIN_BYTES_MAX, n, plain);
+        plain += t->offset;
+        n = (uint32_t)t->bytes;
+        offset = 0;
     }
+    if (d)
+        return landing_copy(landing, d, &b, offset, n, plain, e);
+    box_scatter(&b, offset, n, plain);
+    return 0;
 }
 
-void plan_place(const struct plan *p, size_t item, const uint8_t *plain, uint32_t n)
+int plan_place(const struct plan *p, size_t item, uint8_t *plain, uint32_t n, struct landing *landing,
+               struct err *e)
 {
-    for (size_t i = p->first_use[item]; i < p->first_use[item + 1]; i++)
-        place(p, &p->uses[i], plain, n);
+    int rc = 0;
+    for (size_t i = p->first_use[item]; rc == 0 && i < p->first_use[item + 1]; i++)
+        rc = place(p, &p->uses[i], plain, n, landing, e);
+    return rc;
 }
 
 void plan_free(struct plan *p)

@@ -9,6 +9,7 @@
 
 #include "client/box.h"
 #include "client/catalog.h"
+#include "client/device.h"
 #include "client/fetch.h"
 
 struct request { /* a box that was asked for */
@@ -16,7 +17,11 @@ struct request { /* a box that was asked for */
     const uint64_t *offsets, *lengths; /* global; one per dimension */
     const int64_t *strides;            /* bytes */
     uint8_t *memory;
+    struct device *device; /* that memory lies on; NULL: the host */
+    void *stream;          /* of the caller's: copies to the device come after what was given to it */
 };
+
+struct landing;
 
 #define WHOLE_REQUEST UINT32_MAX
 
@@ -51,8 +56,10 @@ must_check int plan_create(const struct catalog *c, struct part *const *parts, c
                            struct plan *out, struct err *e);
 /* The request for just what a copy gives; boxes are written to memory of the caller's. */
 void plan_copy_request(const struct plan *p, const struct copy *c, struct box *box, struct request *out);
-/* Places a chunk's plain bytes. Different items: any number of threads. */
-void plan_place(const struct plan *p, size_t item, const uint8_t *plain, uint32_t n);
+/* Places a chunk's plain bytes: in host memory at once, on devices by copies that `landing` gives (NULL: none
+ * of the requests is on a device). Different items: any number of threads. */
+must_check int plan_place(const struct plan *p, size_t item, uint8_t *plain, uint32_t n,
+                          struct landing *landing, struct err *e);
 void plan_free(struct plan *p);
 
 #endif

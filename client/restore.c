@@ -157,6 +157,7 @@ void larder_restore_close(struct larder_restore *r)
     restore_clear_damage(r);
     free(r->damage);
     free(r->requests);
+    free(r->devices);
     names_free(&r->memory);
     if (r->run_is_open)
         run_close(&r->run);
@@ -206,8 +207,12 @@ int larder_restore_info(struct larder_restore *r, struct larder_restore_info *ou
     if (c->loader.n > 0)
         memcpy(i.loader_state, c->loader.p, c->loader.n);
     snprintf(i.fallback_reason, sizeof i.fallback_reason, "%s", r->fallback_reason);
-    snprintf(i.path, sizeof i.path, "%s, %u connections",
-             conn_paths(r->conns, r->conn_count, client_conn(r->client)), r->conns_wanted);
+    int told = snprintf(i.path, sizeof i.path, "%s, %u connections",
+                        conn_paths(r->conns, r->conn_count, client_conn(r->client)), r->conns_wanted);
+    for (unsigned k = 0; k < r->device_count && told > 0 && (size_t)told < sizeof i.path; k++)
+        told += snprintf(i.path + told, sizeof i.path - (size_t)told, "%s%d",
+                         k ? ", " : " -> pinned host memory -> CUDA device ",
+                         memory_ordinal(r->devices[k]->memory));
     memcpy(out, &i, out->size < sizeof i ? out->size : sizeof i);
     return 0;
 }
@@ -326,7 +331,8 @@ static int check_same(const struct tensor *saved, struct tensor *asked, struct e
 }
 
 static int keep_request(struct larder_restore *r, struct saved *s, const struct tensor *t,
-                        const int64_t *strides, void *data, struct err *e)
+                        const int64_t *strides, const struct larder_tensor *asked, struct device *d,
+                        struct err *e)
 {
     if (r->request_count == r->request_cap) {
         size_t cap = r->request_cap ? 2 * r->request_cap : 64;
@@ -347,15 +353,50 @@ static int keep_request(struct larder_restore *r, struct saved *s, const struct 
                                                        .offsets = (uint64_t *)(void *)copy,
                                                        .lengths = (uint64_t *)(void *)(copy + n),
                                                        .strides = (int64_t *)(void *)(copy + 2 * n),
-                                                       .memory = data};
+                                                       .memory = asked->data,
+                                                       .device = d,
+                                                       .stream = asked->stream};
     s->asked = true;
     return 0;
+}
+
+static int keep_device(struct larder_restore *r, struct device *d, struct err *e)
+{
+    for (unsigned i = 0; i < r->device_count; i++)
+        if (r->devices[i] == d)
+            return 0;
+    struct device **more = reallocarray(r->devices, r->device_count + 1u, sizeof(struct device *));
+    if (!more)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a device");
+    r->devices = more;
+    r->devices[r->device_count++] = d;
+    return 0;
+}
+
+/* Where the box's bytes go, checked. */
+static int device_of(struct larder_restore *r, const struct larder_tensor *t, const struct tensor *x,
+                     const int64_t *strides, struct device **out, struct err *e)
+{
+    int64_t low, high;
+    int rc = 0;
+    if (x->bytes == 0)
+        return 0;
+    if (t->memory == LARDER_MEMORY_CUDA)
+        rc = device_get(r->client, t->device, out, e);
+    else if (t->memory != LARDER_MEMORY_HOST)
+        rc = err_set(e, ERR_INVALID, "memory is %d; expected 0 (host) or 1 (CUDA)", (int)t->memory);
+    if (rc == 0)
+        rc = box_extent(x->dtype, x->dims, x->lengths, strides, &low, &high, e);
+    if (rc == 0)
+        rc = device_check(r->client, *out, (uint8_t *)t->data + low, (uint8_t *)t->data + high, e);
+    return rc == 0 && *out ? keep_device(r, *out, e) : rc;
 }
 
 static int add(struct larder_restore *r, const struct larder_tensor *t, struct err *e)
 {
     struct tensor x;
     struct saved *s;
+    struct device *d = NULL;
     int64_t strides[TENSOR_DIMS_MAX];
     tensor_of_public(t, &x);
     if (x.dims > TENSOR_DIMS_MAX)
@@ -372,7 +413,9 @@ static int add(struct larder_restore *r, const struct larder_tensor *t, struct e
     if (rc == 0)
         rc = box_strides(x.dtype, x.dims, x.lengths, t->strides, true, strides, e);
     if (rc == 0)
-        rc = keep_request(r, s, &x, strides, t->data, e);
+        rc = device_of(r, t, &x, strides, &d, e);
+    if (rc == 0)
+        rc = keep_request(r, s, &x, strides, t, d, e);
     if (rc < 0) {
         char text[160];
         return err_prepend(e, "tensor \"%s\"", err_quote(text, sizeof text, x.name.p, x.name.n));

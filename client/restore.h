@@ -28,6 +28,8 @@ struct larder_restore {
     unsigned conns_wanted, conn_count;
     struct request *requests;
     size_t request_count, request_cap, requests_done;
+    struct device **devices; /* of the requests, each once */
+    unsigned device_count;
     struct names memory; /* boxes of requests, strings that were given out */
     struct damage *damage;
     size_t damage_count, damage_cap;

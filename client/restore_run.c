@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/landing.h"
 #include "client/restore.h"
 #include "format/base/log.h"
 
@@ -19,17 +20,30 @@ struct bad_use { /* of a damaged chunk */
 struct running {
     struct larder_restore *restore;
     struct plan plan;
-    pthread_mutex_t lock; /* of what follows */
+    struct landing *landing; /* NULL: nothing goes to a device */
+    pthread_mutex_t lock;    /* of what follows */
     struct bad_use *bad;
     size_t bad_count, bad_cap;
     struct names texts;
     struct err first;
 };
 
-static void place_good(void *arg, size_t item, const uint8_t *plain, uint32_t n)
+static int place_good(void *arg, size_t item, uint8_t *plain, uint32_t n, struct err *e)
 {
     struct running *g = arg;
-    plan_place(&g->plan, item, plain, n);
+    return plan_place(&g->plan, item, plain, n, g->landing, e);
+}
+
+static int room(void *arg, uint8_t **plain, struct err *e)
+{
+    struct running *g = arg;
+    return landing_room(g->landing, plain, e);
+}
+
+static void placed(void *arg, uint8_t *plain)
+{
+    struct running *g = arg;
+    landing_sent(g->landing, plain);
 }
 
 static int add_bad(struct running *g, const struct use *u, const char *text)
@@ -112,7 +126,9 @@ static int fetch_plan(struct running *g, struct err *e)
         .threads = client_options(r->client)->threads,
         .items = g->plan.items,
         .count = g->plan.item_count,
+        .room = g->landing ? room : NULL,
         .good = place_good,
+        .done = placed,
         .damaged = note_damage,
         .arg = g,
         .fetched_bytes = &r->fetched_bytes,
@@ -208,7 +224,7 @@ static int read_copies(struct running *g, struct err *e)
 {
     struct larder_restore *r = g->restore;
     struct second s = {0};
-    struct running again = {.restore = r, .lock = PTHREAD_MUTEX_INITIALIZER};
+    struct running again = {.restore = r, .landing = g->landing, .lock = PTHREAD_MUTEX_INITIALIZER};
     int rc = choose_second(g, &s, e);
     if (rc == 0 && s.count > 0) {
         rc = plan_create(&r->catalog, r->parts, s.requests, s.count, is_whole, g, &again.plan, e);
@@ -243,6 +259,35 @@ static int report(struct running *g, struct err *e)
                        err_quote(name, sizeof name, s->name.p, s->name.n), r->damage_count - 1);
 }
 
+/* Copies to devices come after what the callers gave to their streams. */
+static int order(const struct larder_restore *r, struct err *e)
+{
+    const struct request *before = NULL;
+    int rc = 0;
+    for (size_t i = r->requests_done; rc == 0 && i < r->request_count; i++) {
+        const struct request *q = &r->requests[i];
+        if (!q->device || (before && before->device == q->device && before->stream == q->stream))
+            continue;
+        pthread_mutex_lock(&q->device->lock);
+        rc = memory_stream_after_caller(q->device->in, q->stream, e);
+        pthread_mutex_unlock(&q->device->lock);
+        if (rc < 0)
+            err_prepend(e, "a stream of device %d", memory_ordinal(q->device->memory));
+        before = q;
+    }
+    return rc;
+}
+
+static int land(struct running *g, struct err *e)
+{
+    struct larder_restore *r = g->restore;
+    int rc = order(r, e);
+    if (rc == 0 && r->device_count > 0)
+        rc = landing_create(r->client, r->devices, r->device_count, client_options(r->client)->threads,
+                            &g->landing, e);
+    return rc;
+}
+
 int restore_run(struct larder_restore *r, struct err *e)
 {
     struct running g = {.restore = r, .lock = PTHREAD_MUTEX_INITIALIZER};
@@ -250,9 +295,17 @@ int restore_run(struct larder_restore *r, struct err *e)
     int rc = plan_create(&r->catalog, r->parts, r->requests + r->requests_done,
                          r->request_count - r->requests_done, NULL, NULL, &g.plan, e);
     if (rc == 0)
+        rc = land(&g, e);
+    if (rc == 0)
         rc = fetch_plan(&g, e);
     if (rc == 0 && g.bad_count > 0)
         rc = read_copies(&g, e);
+    struct err ignored; /* where something failed before */
+    int landed = g.landing ? landing_wait(g.landing, client_options(r->client)->request_timeout_ms,
+                                          rc < 0 ? &ignored : e)
+                           : 0;
+    rc = rc < 0 ? rc : landed;
+    landing_free(g.landing);
     if (rc == 0) {
         r->requests_done = r->request_count;
         rc = report(&g, e);

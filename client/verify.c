@@ -156,9 +156,10 @@ static struct slice name_in_chunk(const struct part *p, uint32_t chunk)
     return SLICE(NULL, 0);
 }
 
-static void chunk_good(void *arg, size_t item, const uint8_t *plain, uint32_t n)
+static int chunk_good(void *arg, size_t item, uint8_t *plain, uint32_t n, struct err *e)
 {
-    (void)arg, (void)item, (void)plain, (void)n;
+    (void)arg, (void)item, (void)plain, (void)n, (void)e;
+    return 0;
 }
 
 static int chunk_damaged(void *arg, size_t item, const struct err *why)
