@@ -203,7 +203,9 @@ static void client_free(struct larder *c)
 {
     saver_destroy(c->saver);
     conn_close(c->conn);
-    if (!c->staging_lost) {
+    if (c->staging_lost) {
+        device_keep(c->staging, c->devices);
+    } else {
         pool_destroy(c->staging);
         devices_close(c);
     }

@@ -83,6 +83,25 @@ int device_check(struct larder *c, struct device *d, const uint8_t *low, const u
                    p.ordinal);
 }
 
+/* So that it is not lost, but kept. */
+static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct kept {
+    struct kept *next;
+    struct pool *pool;
+    struct device *devices;
+} * kept;
+
+void device_keep(struct pool *p, struct device *devices)
+{
+    struct kept *k = malloc(sizeof *k);
+    if (!k)
+        return;
+    pthread_mutex_lock(&kept_lock);
+    *k = (struct kept){.next = kept, .pool = p, .devices = devices};
+    kept = k;
+    pthread_mutex_unlock(&kept_lock);
+}
+
 void devices_close(struct larder *c)
 {
     struct device *next;

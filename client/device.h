@@ -13,6 +13,7 @@
 
 #include "client/client.h"
 #include "gpudirect/memory.h"
+#include "gpudirect/pool.h"
 
 struct device {
     struct device *next;
@@ -31,6 +32,9 @@ bool device_any(struct larder *c);
 /* Is [low, high) memory of the device, or (NULL) of none? ERR_INVALID says what it is instead. */
 must_check int device_check(struct larder *c, struct device *d, const uint8_t *low, const uint8_t *high,
                             struct err *e);
+/* For memory that a device may still write to or read: it stays where it is, registered, until the process
+ * ends. devices: what it needs for that, NULL allowed. */
+void device_keep(struct pool *p, struct device *devices);
 /* When nothing is under way on any of them, and no pool is registered. */
 void devices_close(struct larder *c);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/landing.h"
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -55,7 +56,8 @@ static int wait_slot(struct landing *l, struct slot *s, unsigned timeout_ms, str
         if (!s->touched[i])
             continue;
         int one = memory_event_wait(s->events[i], timeout_ms, &own);
-        if (one < 0 && memory_lost(l->devices[i]->memory, NULL) == 0)
+        if (one < 0 && (one == -ETIMEDOUT || memory_event_wait(s->events[i], timeout_ms, NULL) < 0) &&
+            memory_lost(l->devices[i]->memory, NULL) == 0)
             atomic_store(&l->stuck, true);
         if (one < 0 && rc == 0) {
             err_prepend(&own, "copying to device %d", memory_ordinal(l->devices[i]->memory));
@@ -123,9 +125,11 @@ void landing_sent(struct landing *l, uint8_t *slot)
         if (rc == 0)
             continue;
         err_prepend(&e, "copying to device %d", memory_ordinal(l->devices[i]->memory));
-        s->touched[i] = false;
+        pthread_mutex_lock(&l->devices[i]->lock);
+        s->touched[i] = memory_event_record(s->events[i], l->devices[i]->in, NULL) == 0;
+        pthread_mutex_unlock(&l->devices[i]->lock);
         pthread_mutex_lock(&l->lock);
-        if (memory_lost(l->devices[i]->memory, NULL) == 0)
+        if (!s->touched[i] && memory_lost(l->devices[i]->memory, NULL) == 0)
             atomic_store(&l->stuck, true);
         note(l, &e);
         pthread_mutex_unlock(&l->lock);
@@ -214,10 +218,12 @@ void landing_free(struct landing *l)
         free(s->events);
         free(s->touched);
     }
-    if (l->stuck)
-        l->client->staging_lost = true; /* pool and devices stay */
-    else
+    if (l->stuck) {
+        device_keep(l->pool, NULL);
+        l->client->staging_lost = true; /* the devices stay, too */
+    } else {
         pool_destroy(l->pool);
+    }
     free(l->slots);
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->lock);

@@ -204,7 +204,9 @@ struct larder_save_options {
 
 LARDER_API int larder_save_begin(struct larder *c, const struct larder_save_options *o,
                                  struct larder_save **out, struct larder_error *e);
-/* Registers a tensor: the description is copied, the data is read by larder_save_submit. -EINVAL names it. */
+/* Registers a tensor: the description is copied, the data is read by larder_save_submit. -EINVAL names it.
+ * Device memory is checked: errors name the device, and what the pointer is. A rank that cannot add what it
+ * has to gives up with larder_save_cancel, so that the others do not wait for it. */
 LARDER_API int larder_save_tensor(struct larder_save *s, const struct larder_tensor *t,
                                   struct larder_error *e);
 /* A second name of a tensor already added (tied weights): stored once, restored under both. */

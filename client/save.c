@@ -412,25 +412,13 @@ int larder_save_fence(struct larder_save *s, int timeout_ms, struct larder_error
 
 /* ---- giving up ---- */
 
-/* The server tells all ranks, ours among them: its join ends. */
-static int abort_on_server(struct larder_save *s, const char *reason, struct err *e)
-{
-    struct run run;
-    int rc = run_open(s->client, RUN_CHECKPOINTS, s->run, false, &run, e);
-    if (rc < 0)
-        return rc;
-    rc = save_abort(s, &run.run_id, ERR_CANCELLED, reason, s->client->options.request_timeout_ms, e);
-    run_close(&run);
-    return rc;
-}
-
 static int cancel(struct larder_save *s, const char *reason, struct err *e)
 {
     struct saver *v = s->saver;
     struct err why;
     err_set(&why, ERR_CANCELLED, "cancelled: %s", reason && *reason ? reason : "no reason given");
     pthread_mutex_lock(&v->lock);
-    bool was_decided = decided(s), sealed = s->sealed;
+    bool was_decided = decided(s), sealed = s->sealed, submitted = s->submitted;
     if (!was_decided) {
         s->cancelled = s->seen = true;
         save_fail(s, &why);
@@ -438,9 +426,9 @@ static int cancel(struct larder_save *s, const char *reason, struct err *e)
             s->state = LARDER_SAVE_FAILED;
     }
     pthread_mutex_unlock(&v->lock);
-    if (!was_decided && sealed) {
-        struct err ignored; /* the outcome below tells */
-        (void)abort_on_server(s, why.text, &ignored);
+    if (!was_decided && (sealed || (!submitted && s->world > 1))) { /* else the save's thread does it */
+        struct err ignored;                                         /* the outcome below tells */
+        (void)save_give_up(s, why.text, &ignored);
     }
     uint64_t until = clock_ms() + s->client->options.request_timeout_ms;
     pthread_mutex_lock(&v->lock);

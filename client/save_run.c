@@ -89,6 +89,20 @@ static int attempt_register(struct larder_save *s, struct conn *conn, const stru
     return rc;
 }
 
+/* The server tells all ranks, ours among them: its join ends. */
+int save_give_up(struct larder_save *s, const char *reason, struct err *e)
+{
+    struct run run;
+    int rc = run_open(s->client, RUN_CHECKPOINTS, s->run, true, &run, e);
+    if (rc < 0)
+        return rc;
+    rc = attempt_register(s, client_conn(s->client), &run, e);
+    if (rc == 0)
+        rc = save_abort(s, &run.run_id, ERR_CANCELLED, reason, s->client->options.request_timeout_ms, e);
+    run_close(&run);
+    return rc;
+}
+
 /* ---- the part ---- */
 
 static int begin_part(struct larder_save *s, struct conn *conn, const struct run *run, struct err *e)

@@ -148,5 +148,7 @@ void *save_run(void *save);
  * it is durable. */
 int save_abort(struct larder_save *s, const struct id *run_id, enum err_class class, const char *reason,
                uint32_t timeout_ms, struct err *e);
+/* The same from the caller's thread, of a save whose thread waits for the others, or was never begun. */
+int save_give_up(struct larder_save *s, const char *reason, struct err *e);
 
 #endif

@@ -122,7 +122,7 @@ static int give_copies(struct larder_save *s, struct lane *l, struct flight *f, 
     int rc = snapshot_copy(&s->snapshot, f->chunk, l->device->out, f->slot, e);
     f->spoilt = rc < 0;
     int recorded = memory_event_record(f->event, l->device->out, rc < 0 ? &ignored : e);
-    *tracked = recorded == 0;
+    *tracked = recorded == 0 || memory_event_record(f->event, l->device->out, &ignored) == 0;
     if (rc == 0)
         rc = recorded;
     if (rc == 0 && l->left == 1)
