@@ -21,6 +21,7 @@ struct loop_ops {
     void (*recv_least)(struct loop *l, int fd, size_t n);
     void (*shutdown)(struct loop *l, int fd);
     void (*peer)(struct loop *l, int fd, char *out, size_t size);
+    void (*release)(struct loop *l, int fd);
     uint64_t (*now_ms)(struct loop *l);
     uint64_t (*unix_ns)(struct loop *l);
     void (*random)(struct loop *l, void *p, size_t n);

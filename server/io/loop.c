@@ -273,6 +273,12 @@ void loop_peer(struct loop *l, int fd, char *out, size_t size)
     l->ops->peer(l, fd, out, size);
 }
 
+void loop_release(struct loop *l, int fd)
+{
+    check(fd >= 0);
+    l->ops->release(l, fd);
+}
+
 void loop_cancel(struct loop *l, struct io_op *op)
 {
     struct io_req *r = io_req(op);

@@ -110,6 +110,8 @@ void loop_send_parts(struct loop *l, struct io_op *op, int fd, struct loop_parts
 /* Ends both directions: pending recv and send on the fd complete soon. Immediate; errors are ignored. */
 void loop_shutdown(struct loop *l, int fd);
 void loop_peer(struct loop *l, int fd, char *out, size_t size); /* "address:port", for the log */
+/* The descriptor will be used on another loop from now on; nothing of it is pending here. Immediate. */
+void loop_release(struct loop *l, int fd);
 /* Asks for a pending operation to end early: it completes with -ECANCELED, or with its result if that came
  * first. */
 void loop_cancel(struct loop *l, struct io_op *op);

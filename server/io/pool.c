@@ -267,6 +267,11 @@ static void pool_cancel(struct loop *l, struct io_op *op)
     }
 }
 
+static void pool_release(struct loop *l, int fd)
+{
+    slot_drop(pool_of(l), fd);
+}
+
 static int not_blocking(int fd)
 {
     int flags = fcntl(fd, F_GETFL);
@@ -311,6 +316,7 @@ static const struct loop_ops pool_ops = {
     .recv_least = host_recv_least,
     .shutdown = host_shutdown,
     .peer = host_peer,
+    .release = pool_release,
     .now_ms = host_now_ms,
     .unix_ns = host_unix_ns,
     .random = host_random,

@@ -454,6 +454,12 @@ static void sim_shutdown(struct loop *l, int fd)
         net_shutdown(sl->sim, f);
 }
 
+static void sim_release(struct loop *l, int fd)
+{
+    struct sim_loop *sl = sim_loop_of(l);
+    check(sl->dead || sim_fd_get(sl->sim, sl->node, fd));
+}
+
 static void sim_peer(struct loop *l, int fd, char *out, size_t size)
 {
     struct sim_loop *sl = sim_loop_of(l);
@@ -525,6 +531,7 @@ static const struct loop_ops sim_ops = {
     .recv_least = sim_recv_least,
     .shutdown = sim_shutdown,
     .peer = sim_peer,
+    .release = sim_release,
     .now_ms = sim_loop_now_ms,
     .unix_ns = sim_loop_unix_ns,
     .random = sim_random,

@@ -141,7 +141,7 @@ static void on_accept(struct io_op *op)
     struct worker *w = l->w;
     l->accepting = false;
     if (op->result >= 0) {
-        session_accept(w, (int)op->result, l->number);
+        session_accept(w, (int)op->result, l->number, (struct slice){0});
     } else if (!w->stopping && op->result != -ECONNABORTED && op->result != -EINTR) {
         log_warn("accepting a connection failed address=%s: %s; trying again in %u ms",
                  w->server->addresses[l->number], strerror((int)-op->result), ACCEPT_RETRY_MS);
@@ -386,7 +386,7 @@ void server_try_free(struct server *s)
 {
     struct server_stopping *stopping = s->stopping;
     if (s->phase != SERVER_STOPPING || s->workers_stopped < s->worker_count || s->refresh ||
-        s->hurries_out > 0 || atomic_load(&s->lane_messages) > 0)
+        s->hurries_out > 0 || atomic_load(&s->lane_messages) > 0 || atomic_load(&s->moves) > 0)
         return;
     server_free(s);
     stopping->done(stopping);

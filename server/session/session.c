@@ -14,6 +14,7 @@ static void on_recv(struct io_op *op);
 static void on_send(struct io_op *op);
 static void on_close(struct io_op *op);
 static void on_timer(struct loop_timer *t);
+static void input(struct session *s, size_t n);
 
 static const char *state_name(enum session_state state)
 {
@@ -42,16 +43,17 @@ static int make_channel(struct session *s, unsigned address, struct err *e)
     return rc;
 }
 
-void session_accept(struct worker *w, int fd, unsigned address)
+void session_accept(struct worker *w, int fd, unsigned address, struct slice first)
 {
     struct err e = {0};
     struct session *s = calloc(1, sizeof *s);
     uint8_t *recv_buf = malloc(RECEIVE_BYTES);
     check(fd >= 0);
-    if (!s || !recv_buf)
+    if (!s || !recv_buf || w->stopping)
         goto refuse;
     s->w = w;
     s->fd = fd;
+    s->address = address;
     s->recv_buf = recv_buf;
     s->least = 1;
     if (make_channel(s, address, &e) < 0) {
@@ -78,6 +80,11 @@ void session_accept(struct worker *w, int fd, unsigned address)
     list_add_tail(&w->sessions, &s->link);
     w->session_count++;
     loop_peer(w->loop, fd, s->peer, sizeof s->peer);
+    if (first.n > 0) {
+        memcpy(s->recv_buf, first.p, first.n);
+        session_place(s);
+        input(s, first.n);
+    }
     session_settle(s);
     return;
 refuse:
@@ -105,6 +112,7 @@ static void session_free(struct session *s)
                  s->identity.tenant, s->peer);
     }
     list_del(&s->link);
+    session_displace(s);
     channel_free(s->channel);
     free(s->recv_buf);
     feeds_free(s);
@@ -114,6 +122,12 @@ static void session_free(struct session *s)
     atomic_fetch_sub(&w->server->session_count, 1);
     w->session_count--;
     worker_session_gone(w);
+}
+
+void session_leave(struct session *s)
+{
+    check(s->state == SESSION_HANDSHAKE && !s->receiving && !s->sending && list_empty(&s->requests));
+    session_free(s);
 }
 
 size_t session_output_bytes(const struct session *s)
@@ -380,6 +394,8 @@ static void on_recv(struct io_op *op)
             session_close(s, false, strerror((int)-op->result));
     } else {
         metric_add(METRIC_received_bytes, op->result);
+        if (s->state == SESSION_HANDSHAKE && session_spread(s, (size_t)op->result))
+            return;
         if (s->state != SESSION_CLOSING) /* what comes after our end is dropped */
             input(s, (size_t)op->result);
         if (s->state != SESSION_CLOSING && channel_peer_closed(s->channel)) {

@@ -40,6 +40,8 @@ struct published;
 struct lane_table;
 struct lane_group;
 
+enum session_kind { KIND_TLS, KIND_LANE, SESSION_KINDS };
+
 struct listener {
     struct worker *w;
     unsigned number; /* of the address */
@@ -66,6 +68,7 @@ struct worker {
     struct listener listeners[LISTEN_MAX];
     struct list sessions;
     uint32_t session_count;
+    _Atomic uint32_t placed[SESSION_KINDS]; /* spread.c */
     struct sched *sched;
     struct loop_timer sched_timer;
     struct published *published;
@@ -103,6 +106,7 @@ struct server {
     struct extents *extents; /* what was read */
     struct lane_table *lanes;
     _Atomic uint32_t lane_messages; /* of lanes.c, under way between loops */
+    _Atomic uint32_t moves;         /* of spread.c, likewise */
     size_t worker_count;
     struct worker workers[];
 };
@@ -126,6 +130,9 @@ struct session {
     struct identity identity; /* from hello on */
     struct sched_tenant *tenant;
     enum session_state state;
+    unsigned address; /* number of the one that it came in by */
+    bool spread;      /* counted in w->placed */
+    enum session_kind kind;
     bool over_limit; /* will be told so at hello */
     struct channel *channel;
     uint64_t features;        /* negotiated; a lane has those of the session that opened it */
@@ -159,7 +166,10 @@ struct session {
     uint32_t feed_count;
 };
 
-void session_accept(struct worker *w, int fd, unsigned address);
+/* first: bytes that have come already, if another loop took them. */
+void session_accept(struct worker *w, int fd, unsigned address, struct slice first);
+/* Nothing of it is under way: frees it and leaves the connection open. */
+void session_leave(struct session *s);
 void session_settle(struct session *s);
 /* why: for the log. linger: something was sent that the peer should get to read. */
 void session_close(struct session *s, bool linger, const char *why);
@@ -212,6 +222,12 @@ struct request *request_find(struct session *s, uint64_t id);
 void payloads_serve(struct worker *w, struct channel *c);
 void payload_give(struct worker *w, uint8_t *p); /* what channel_frame_steal gave; NULL allowed */
 void payloads_free(struct worker *w);
+
+/* spread.c: n bytes, the first ones, have come to s->recv_buf. True: another loop goes on with them, and the
+ * session is gone. */
+must_check bool session_spread(struct session *s, size_t n);
+void session_place(struct session *s);    /* it stays here; they are there */
+void session_displace(struct session *s); /* it ends */
 
 /* output.c: what leaves a session */
 void output_init(struct session *s);

@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -382,6 +383,47 @@ static void a_stop_ends_lanes(void **state)
     served_stop_end(&s);
 }
 
+static json_int_t sessions_of(struct caller *c, unsigned loop)
+{
+    struct answer a;
+    struct msg_status_reply m;
+    char name[32];
+    assert_int_equal(caller_call(c, OP_STATUS, NULL, &a), ERR_NONE);
+    struct rcur in = rcur_of(a.payload, a.header.payload_bytes);
+    assert_int_equal(msg_status_reply_decode(&in, &m, NULL), 0);
+    json_t *o = json_loadb((const char *)m.json.p, m.json.n, 0, NULL);
+    answer_free(&a);
+    snprintf(name, sizeof name, "loop_%u_sessions", loop);
+    json_int_t n = json_integer_value(json_object_get(o, name));
+    json_decref(o);
+    return n;
+}
+
+/* Whichever loop's listener the kernel gives them to: as many on each loop, and as many lanes. */
+static void connections_are_spread_over_the_loops(void **state)
+{
+    (void)state;
+    struct served s;
+    struct caller tls[3], lanes[6];
+    served_start(&s, &(struct served_options){.loop_count = 3});
+    for (unsigned i = 0; i < 3; i++)
+        caller_join(&tls[i], &s, user(ROLE_ADMIN));
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(sessions_of(&tls[0], i), 1);
+    for (unsigned i = 0; i < 6; i++) {
+        open_lane(&tls[i % 2], &s, &lanes[i]);
+        assert_int_equal(ping(&lanes[i]), ERR_NONE);
+    }
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(sessions_of(&tls[0], i), 3);
+    for (unsigned i = 0; i < 6; i++)
+        caller_close(&lanes[i]);
+    for (unsigned i = 0; i < 3; i++)
+        caller_close(&tls[i]);
+    served_stop(&s, 1000);
+    assert_int_equal(metric_get(METRIC_sessions_open), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -394,6 +436,7 @@ int main(void)
         cmocka_unit_test(tickets_are_bounded),
         cmocka_unit_test(bad_openings_are_bounded),
         cmocka_unit_test(a_stop_ends_lanes),
+        cmocka_unit_test(connections_are_spread_over_the_loops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
