@@ -23,6 +23,7 @@
 #include "format/version.h"
 
 #define INPUT_BYTES      (256u << 10) /* one receive */
+#define RECEIVE_LEAST    (512u << 10) /* of a large frame, before the thread is woken */
 #define INPUT_TURN_BYTES (2u << 20)   /* received before output gets its turn */
 #define OUTPUT_BYTES     (1u << 20)   /* encrypted and not sent: what else is queued waits in the clear */
 #define BACKOFF_MIN_MS   20u
@@ -204,6 +205,7 @@ static int connect_one(struct conn *c, const struct addrinfo *a, uint64_t until_
     c->fd = socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol);
     if (c->fd < 0)
         return err_sys(e, errno, "opening a socket");
+    c->least = 1;
     set_socket_options(c);
     int errnum = connect(c->fd, a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
     while (errnum == EINPROGRESS) {
@@ -296,6 +298,15 @@ static int receive_some(struct conn *c, size_t *got, struct err *e)
     return rc == 0 && *got > placed ? channel_input(c->channel, c->input, *got - placed, e) : rc;
 }
 
+/* Woken for every segment that arrives, both sides would spend more on that than on the bytes. */
+static void wait_for_much(struct conn *c)
+{
+    size_t awaited = channel_awaited(c->channel);
+    int least = awaited == 0 ? 1 : (int)(awaited < RECEIVE_LEAST ? awaited : RECEIVE_LEAST);
+    if (least != c->least && setsockopt(c->fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least) == 0)
+        c->least = least;
+}
+
 /* Moves output, then input, once each as far as they go. */
 static int exchange(struct conn *c, uint64_t until_ms, size_t *got, struct err *e)
 {
@@ -304,6 +315,7 @@ static int exchange(struct conn *c, uint64_t until_ms, size_t *got, struct err *
     if (rc < 0)
         return rc;
     short events = channel_output(c->channel).n > 0 ? POLLIN | POLLOUT : POLLIN;
+    wait_for_much(c);
     int ready = conn_poll(c, events, until_ms);
     if (ready < 0)
         return closing_error(c, e);

@@ -64,7 +64,7 @@ struct conn {
     struct channel *channel;
     const struct call *lender; /* whose tail the channel sends from where it is */
     uint8_t *input;
-    int fd;
+    int fd, least; /* its SO_RCVLOWAT */
     uint64_t up_since_ms;
     unsigned faults; /* of a lane, lately */
 };

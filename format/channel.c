@@ -366,6 +366,15 @@ uint8_t *channel_place(struct channel *c, size_t *n)
     return c->payload + c->payload_bytes;
 }
 
+size_t channel_awaited(const struct channel *c)
+{
+    /* A record that has come in part may lie with OpenSSL. */
+    size_t here = c->kept_end - c->kept_at + (c->tls ? TLS_RECORD_BYTES_MAX + TLS_RECORD_OVERHEAD : 0);
+    size_t left = c->header.payload_bytes - c->payload_bytes;
+    bool begun = c->head_bytes >= (c->lane ? sizeof c->head : FRAME_HEADER_BYTES);
+    return c->ready && !c->broken && !c->whole && begun && left > here ? left - here : 0;
+}
+
 int channel_placed(struct channel *c, size_t n, struct err *e)
 {
     check(!c->whole && n <= c->header.payload_bytes - c->payload_bytes);

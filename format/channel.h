@@ -77,6 +77,8 @@ must_check int channel_input(struct channel *c, const void *p, size_t n, struct 
  * received, if nothing else is kept before it and it is not encrypted. n: how many fit; NULL: nowhere. Valid
  * until the next call on the channel but channel_frame (that finds no whole frame). */
 uint8_t *channel_place(struct channel *c, size_t *n);
+/* At least so many bytes from the network must still come before the frame being received is whole. */
+size_t channel_awaited(const struct channel *c);
 must_check int channel_placed(struct channel *c, size_t n, struct err *e); /* n bytes came there */
 bool channel_ready(const struct channel *c);                  /* handshake done, both authenticated */
 const struct identity *channel_peer(const struct channel *c); /* NULL until ready */
