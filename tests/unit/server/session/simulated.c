@@ -451,6 +451,8 @@ static uint64_t play(uint64_t seed, const struct sim_faults *faults, struct worl
     static const char *const listen[] = {"node0:7000"};
     static const struct identity anyone = {.tenant = "acme", .role = ROLE_WRITER, .subject = "bot"};
     struct sim_options so = {.seed = seed, .trace = trace, .trace_arg = w};
+    for (enum metric m = 0; m < METRIC_COUNT; m++)
+        metric_set(m, 0); /* a status has their digits */
     memset(w, 0, sizeof *w);
     w->sim = sim_create(&so);
     assert_non_null(w->sim);
