@@ -534,9 +534,7 @@ LARDER_API void larder_dataset_close(struct larder_dataset *d);
  */
 struct larder_scratch_options {
     size_t size;
-    void *stream; /* CUstream: what a device's tensors hold once it has done what it was given; NULL: the
-                     default stream of each device */
-    int bounce;   /* 1: by the bounce buffer, also where cuFile is there */
+    int bounce; /* 1: by the bounce buffer, also where cuFile is there */
 };
 struct larder_scratch_info {
     size_t size;
@@ -546,16 +544,16 @@ struct larder_scratch_info {
 };
 /* Writes a new file beside it, syncs it, and lets it take the name: path holds the old or the new, never a
  * mixture, and the new one durably when 0 is returned. -EEXIST: path is there, and is no scratch file. After
- * a crash a file "path.partial-..." may be left, which may be removed. Device tensors with strides need the
- * kernels of a build with nvcc: -ENOTSUP. Does not look at `stream` for host memory. Blocks. options and info
- * may be NULL. Any thread. */
+ * a crash a file "path.partial-..." may be left, which may be removed. Of device tensors it writes what they hold
+ * once their streams have done what they were given until now; those with strides need the kernels of a build
+ * with nvcc: -ENOTSUP. Blocks. options and info may be NULL. Any thread. */
 LARDER_API int larder_scratch_write(const char *path, const struct larder_tensor *tensors, size_t count,
                                     const struct larder_scratch_options *options,
                                     struct larder_scratch_info *info, struct larder_error *e);
 /* Reads tensors by name into their memory: those of the file that are asked for. -ENOENT: it is not in the
  * file; -EILSEQ: dtype, shape or box are not those that were written; -EBADMSG: damaged, by name and place
- * (what was read is in memory all the same). Device memory is complete when it returns; nothing else may use
- * it meanwhile. */
+ * (what was read is in memory all the same). Device memory is written after what the tensors' streams were given
+ * until now, and is complete when this returns. */
 LARDER_API int larder_scratch_read(const char *path, const struct larder_tensor *tensors, size_t count,
                                    const struct larder_scratch_options *options,
                                    struct larder_scratch_info *info, struct larder_error *e);

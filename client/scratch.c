@@ -45,30 +45,27 @@ static int open_side(struct job *j, enum memory_kind kind, int ordinal, enum fil
     if (rc < 0)
         return rc;
     j->sides[j->side_count++] = s;
-    rc = scratch_side_file(s, path, mode, file, e);
-    if (rc == 0 && mode != FILE_READ)
-        rc = scratch_side_after(s, j->options.stream, e);
-    return rc;
+    return scratch_side_file(s, path, mode, file, e);
 }
 
-static int side_of(struct job *j, const void *p, enum file_mode mode, struct scratch_side **out,
-                   struct err *e)
+/* The place that the tensor lies in, after what its stream was given so far. */
+static int side_of(struct job *j, const struct larder_tensor *t, enum file_mode mode,
+                   struct scratch_side **out, struct err *e)
 {
-    struct memory_pointer where;
     struct file *file;
-    int rc = memory_where(p, &where, e);
-    if (rc < 0)
-        return rc;
-    int ordinal = where.kind == MEMORY_HOST ? 0 : where.ordinal;
+    int ordinal = t->memory == LARDER_MEMORY_CUDA ? t->device : 0, rc = 0;
+    enum memory_kind kind = t->memory == LARDER_MEMORY_CUDA ? MEMORY_CUDA : MEMORY_HOST;
+    *out = NULL;
+    if (t->memory != LARDER_MEMORY_HOST && t->memory != LARDER_MEMORY_CUDA)
+        return err_set(e, ERR_INVALID, "memory is %d; expected 0 (host) or 1 (CUDA)", (int)t->memory);
     for (size_t i = 0; i < j->side_count; i++)
-        if (scratch_side_kind(j->sides[i]) == where.kind && scratch_side_ordinal(j->sides[i]) == ordinal) {
+        if (scratch_side_kind(j->sides[i]) == kind && scratch_side_ordinal(j->sides[i]) == ordinal)
             *out = j->sides[i];
-            return 0;
-        }
-    rc = open_side(j, where.kind, ordinal, mode, &file, e);
-    if (rc == 0)
+    if (!*out)
+        rc = open_side(j, kind, ordinal, mode, &file, e);
+    if (rc == 0 && !*out)
         *out = j->sides[j->side_count - 1];
-    return rc;
+    return rc < 0 ? rc : scratch_side_after(*out, t->stream, e);
 }
 
 static int tensor_error(const struct tensor *t, struct err *e)
@@ -148,33 +145,31 @@ static int create_partial(struct job *j, struct file **file, struct err *e)
     }
 }
 
-static int write_bytes(struct job *j, const struct tensor *t, const struct scratch_memory *m, uint64_t place,
-                       uint8_t *hashes, struct err *e)
+static int write_bytes(struct job *j, const struct larder_tensor *t, const struct tensor *x,
+                       const struct item *from, uint64_t place, uint8_t *hashes, struct err *e)
 {
+    struct scratch_memory m = {(uint8_t *)from->data, from->strides};
     struct scratch_side *side = NULL;
-    int rc = side_of(j, m->data, FILE_UPDATE, &side, e);
+    int rc = side_of(j, t, FILE_UPDATE, &side, e);
     if (rc == 0)
-        rc = scratch_side_check(side, t, m, e);
-    return rc < 0 ? rc : scratch_side_write(side, t, m, place, hashes, e);
+        rc = scratch_side_check(side, x, &m, e);
+    return rc < 0 ? rc : scratch_side_write(side, x, &m, place, hashes, e);
 }
 
-static int write_tensor(struct job *j, const struct snapshot *s, uint32_t i, uint64_t *place,
-                        struct buf *table, struct err *e)
+static int write_tensor(struct job *j, const struct larder_tensor *t, const struct tensor *x,
+                        const struct item *from, uint64_t *place, struct buf *table, struct err *e)
 {
-    const struct tensor *t = &s->tensors[i];
-    const struct item *from = &s->tensor_items[i];
-    struct scratch_memory m = {(uint8_t *)from->data, from->strides};
-    uint8_t *hashes = malloc((size_t)scratch_chunks(t->bytes) * SCRATCH_HASH_BYTES + 1);
+    uint8_t *hashes = malloc((size_t)scratch_chunks(x->bytes) * SCRATCH_HASH_BYTES + 1);
     int rc = hashes ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for its hashes");
-    if (rc == 0 && t->bytes > 0)
-        rc = write_bytes(j, t, &m, *place, hashes, e);
+    if (rc == 0 && x->bytes > 0)
+        rc = write_bytes(j, t, x, from, *place, hashes, e);
     if (rc == 0) {
-        scratch_item_encode(table, &(struct scratch_item){.tensor = *t, .hashes = hashes});
-        rc = scratch_next(*place, t->bytes, place, e);
-        j->bytes += t->bytes;
+        scratch_item_encode(table, &(struct scratch_item){.tensor = *x, .hashes = hashes});
+        rc = scratch_next(*place, x->bytes, place, e);
+        j->bytes += x->bytes;
     }
     free(hashes);
-    return rc < 0 ? tensor_error(t, e) : 0;
+    return rc < 0 ? tensor_error(x, e) : 0;
 }
 
 static int write_ends(struct file *file, uint64_t place, const struct buf *table, uint32_t tensors,
@@ -207,7 +202,9 @@ static int take_name(struct job *j, struct err *e)
     return rc;
 }
 
-static int write_all(struct job *j, const struct snapshot *s, struct err *e)
+/* The snapshot holds the tensors' descriptions, checked, in their order. */
+static int write_all(struct job *j, const struct larder_tensor *tensors, const struct snapshot *s,
+                     struct err *e)
 {
     struct buf table = {.max = INDEX_BYTES_MAX};
     struct file *file = NULL;
@@ -216,7 +213,7 @@ static int write_all(struct job *j, const struct snapshot *s, struct err *e)
     if (rc == 0)
         rc = create_partial(j, &file, e);
     for (uint32_t i = 0; i < s->tensor_count && rc == 0; i++)
-        rc = write_tensor(j, s, i, &place, &table, e);
+        rc = write_tensor(j, &tensors[i], &s->tensors[i], &s->tensor_items[i], &place, &table, e);
     if (rc == 0)
         rc = buf_end(&table, "the table of a scratch file", e);
     if (rc == 0)
@@ -239,7 +236,7 @@ int larder_scratch_write(const char *path, const struct larder_tensor *tensors, 
     for (size_t i = 0; i < count && rc == 0; i++)
         rc = snapshot_tensor(&s, NULL, &tensors[i], &e);
     if (rc == 0)
-        rc = write_all(&j, &s, &e);
+        rc = write_all(&j, tensors, &s, &e);
     if (rc == 0 && info)
         tell(&j, (double)(clock_ns() - start) / 1e9, info);
     end(&j);
@@ -347,7 +344,7 @@ static int read_bytes(struct job *j, const struct scratch_item *item, const stru
     int64_t strides[TENSOR_DIMS_MAX];
     int rc = memory_of(t, &item->tensor, strides, &m, e);
     if (rc == 0)
-        rc = side_of(j, m.data, FILE_READ, &side, e);
+        rc = side_of(j, t, FILE_READ, &side, e);
     if (rc == 0)
         rc = scratch_side_check(side, &item->tensor, &m, e);
     return rc < 0 ? rc : scratch_side_read(side, &item->tensor, &m, item->place, item->hashes, e);

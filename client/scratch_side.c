@@ -102,29 +102,17 @@ char *scratch_side_text(const struct scratch_side *s, char *text, size_t size)
 
 /* ---- strides ---- */
 
-/* From the first to the last byte that the box touches. Its strides were checked: the sums fit. */
-static void reach(const struct tensor *t, const int64_t *strides, int64_t *low, int64_t *high)
-{
-    *low = 0;
-    *high = dtype_pack(t->dtype) > 1 ? 1 : dtype_bits(t->dtype) / 8;
-    for (uint32_t i = 0; i < t->dims; i++) {
-        int64_t far = strides[i] * (int64_t)(t->lengths[i] - 1);
-        *(far < 0 ? low : high) += far;
-    }
-}
-
 int scratch_side_check(struct scratch_side *s, const struct tensor *t, const struct scratch_memory *m,
                        struct err *e)
 {
     int64_t low = 0, high = (int64_t)t->bytes;
-    if (memory_kind(s->m) == MEMORY_HOST)
-        return 0;
-    if (m->strides && !s->kernels)
+    int rc = 0;
+    if (m->strides && memory_kind(s->m) != MEMORY_HOST && !s->kernels)
         return err_set(e, ERR_UNSUPPORTED, "it is strided, on a device, and is packed by a kernel: %s",
                        s->no_kernels.text);
     if (m->strides)
-        reach(t, m->strides, &low, &high);
-    return memory_check(s->m, m->data + low, (size_t)(high - low), e);
+        rc = box_extent(t->dtype, t->dims, t->lengths, m->strides, &low, &high, e);
+    return rc < 0 ? rc : memory_check(s->m, m->data + low, (size_t)(high - low), e);
 }
 
 static void whole_box(struct box_copy *b, const struct tensor *t, const struct scratch_memory *m)

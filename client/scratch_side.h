@@ -23,7 +23,7 @@ void scratch_side_close(struct scratch_side *s); /* NULL allowed */
 /* Before its tensors. */
 must_check int scratch_side_file(struct scratch_side *s, const char *path, enum file_mode mode,
                                  struct file **out, struct err *e);
-/* What tensors hold counts from when the caller's stream has done what it was given. */
+/* Waits until the caller's stream, of this device, has done what it was given so far. */
 must_check int scratch_side_after(struct scratch_side *s, void *caller_stream, struct err *e);
 
 /* Is all that the tensor touches memory of this place? ERR_INVALID; ERR_UNSUPPORTED: strided on a device, and

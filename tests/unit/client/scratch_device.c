@@ -82,30 +82,41 @@ static int teardown(void **state)
 }
 
 /* A matrix that lies transposed, behind the packed bytes of the second device. */
-static struct larder_tensor matrix(uint8_t *data)
+static struct larder_tensor matrix(uint8_t *data, int device)
 {
     return (struct larder_tensor){.name = "matrix",
                                   .dtype = LARDER_F32,
                                   .dims = 2,
                                   .shape = {SIDE, SIDE},
                                   .strides = {1, SIDE},
-                                  .data = data};
+                                  .data = data,
+                                  .memory = LARDER_MEMORY_CUDA,
+                                  .device = device};
 }
 
 static unsigned describe(const struct bench *b, struct larder_tensor *t)
 {
     unsigned n = 0;
-    t[n++] = (struct larder_tensor){
-        .name = "first", .dtype = LARDER_U8, .dims = 1, .shape = {BYTES}, .data = b->device[0]};
-    t[n++] = (struct larder_tensor){
-        .name = "second", .dtype = LARDER_BF16, .dims = 1, .shape = {1u << 20}, .data = b->device[1]};
+    t[n++] = (struct larder_tensor){.name = "first",
+                                    .dtype = LARDER_U8,
+                                    .dims = 1,
+                                    .shape = {BYTES},
+                                    .data = b->device[0],
+                                    .memory = LARDER_MEMORY_CUDA};
+    t[n++] = (struct larder_tensor){.name = "second",
+                                    .dtype = LARDER_BF16,
+                                    .dims = 1,
+                                    .shape = {1u << 20},
+                                    .data = b->device[1],
+                                    .memory = LARDER_MEMORY_CUDA,
+                                    .device = 1};
     t[n++] = (struct larder_tensor){.name = "host",
                                     .dtype = LARDER_U8,
                                     .dims = 1,
                                     .shape = {BYTES - 1},
                                     .data = (void *)(uintptr_t)b->host};
     if (kernels_image())
-        t[n++] = matrix(b->device[1] + (4u << 20));
+        t[n++] = matrix(b->device[1] + (4u << 20), 1);
     return n;
 }
 
@@ -162,12 +173,16 @@ static void the_callers_stream_comes_first(void **state)
 {
     struct bench *b = *state;
     struct larder_scratch_options o = LARDER_INIT(larder_scratch_options);
-    struct larder_tensor t = {
-        .name = "x", .dtype = LARDER_U8, .dims = 1, .shape = {BYTES}, .data = b->device[0]};
+    struct larder_tensor t = {.name = "x",
+                              .dtype = LARDER_U8,
+                              .dims = 1,
+                              .shape = {BYTES},
+                              .data = b->device[0],
+                              .memory = LARDER_MEMORY_CUDA};
     struct memory_stream *s = NULL;
     struct larder_error e;
     assert_int_equal(memory_stream_create(b->m[0], &s, NULL), 0);
-    o.stream = memory_stream_handle(s);
+    t.stream = memory_stream_handle(s);
     for (o.bounce = 0; o.bounce < 2; o.bounce++) {
         memset(cuda->standin_peek(b->device[0]), 0, BYTES);
         assert_int_equal(memory_copy(s, MEMORY_IN, b->device[0], b->host, BYTES, NULL), 0);
@@ -178,6 +193,7 @@ static void the_callers_stream_comes_first(void **state)
         assert_memory_equal(cuda->standin_peek(b->device[0]), b->host, BYTES);
     }
     t.data = b->device[1]; /* the stream is another device's */
+    t.device = 1;
     assert_int_equal(larder_scratch_write(b->path, &t, 1, &o, NULL, &e), -EINVAL);
     memory_stream_destroy(s);
     assert_int_equal(files_in(b->folder), 1);
@@ -186,8 +202,12 @@ static void the_callers_stream_comes_first(void **state)
 static void damage_and_wrong_memory_are_told(void **state)
 {
     struct bench *b = *state;
-    struct larder_tensor t = {
-        .name = "x", .dtype = LARDER_U8, .dims = 1, .shape = {BYTES}, .data = b->device[0]};
+    struct larder_tensor t = {.name = "x",
+                              .dtype = LARDER_U8,
+                              .dims = 1,
+                              .shape = {BYTES},
+                              .data = b->device[0],
+                              .memory = LARDER_MEMORY_CUDA};
     struct larder_error e;
     uint8_t byte = 0;
     assert_int_equal(larder_scratch_write(b->path, &t, 1, NULL, NULL, &e), 0);
@@ -198,10 +218,22 @@ static void damage_and_wrong_memory_are_told(void **state)
     close(fd);
     assert_int_equal(larder_scratch_read(b->path, &t, 1, NULL, NULL, &e), -EBADMSG);
     assert_non_null(strstr(e.text, "tensor \"x\": the bytes in the file from 4198400 on are damaged"));
+    t.data = b->device[1]; /* not what it is said to be */
+    assert_int_equal(larder_scratch_write(b->path, &t, 1, NULL, NULL, &e), -EINVAL);
+    t.data = b->device[0];
+    t.memory = LARDER_MEMORY_HOST;
+    assert_int_equal(larder_scratch_write(b->path, &t, 1, NULL, NULL, &e), -EINVAL);
+    assert_non_null(strstr(e.text, "expected host memory"));
+    t.memory = (enum larder_memory)5;
+    assert_int_equal(larder_scratch_write(b->path, &t, 1, NULL, NULL, &e), -EINVAL);
+    t.memory = LARDER_MEMORY_CUDA;
+    t.device = 7;
+    assert_int_equal(larder_scratch_write(b->path, &t, 1, NULL, NULL, &e), -ENOENT);
+    t.device = 0;
     t.data = b->device[0] + 1; /* one byte over the end */
     assert_int_equal(larder_scratch_write(b->path, &t, 1, NULL, NULL, &e), -EINVAL);
     assert_non_null(strstr(e.text, "tensor \"x\""));
-    struct larder_tensor m = matrix(b->device[0] + BYTES - 4 * SIDE * SIDE + 4);
+    struct larder_tensor m = matrix(b->device[0] + BYTES - 4 * SIDE * SIDE + 4, 0);
     assert_int_equal(larder_scratch_write(b->path, &m, 1, NULL, NULL, &e),
                      kernels_image() ? -EINVAL : -ENOTSUP);
     m.data = b->device[0];
@@ -224,8 +256,12 @@ static void failures_leave_nothing(void **state)
                  {"cuEventRecord", ENOMEM},
                  {"cuMemHostRegister_v2", 0}};
     struct larder_scratch_options o = LARDER_INIT(larder_scratch_options);
-    struct larder_tensor t = {
-        .name = "x", .dtype = LARDER_U8, .dims = 1, .shape = {BYTES}, .data = b->device[0]};
+    struct larder_tensor t = {.name = "x",
+                              .dtype = LARDER_U8,
+                              .dims = 1,
+                              .shape = {BYTES},
+                              .data = b->device[0],
+                              .memory = LARDER_MEMORY_CUDA};
     struct larder_error e;
     char text[64];
     o.bounce = 1;
