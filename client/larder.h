@@ -558,6 +558,54 @@ LARDER_API int larder_scratch_read(const char *path, const struct larder_tensor 
                                    const struct larder_scratch_options *options,
                                    struct larder_scratch_info *info, struct larder_error *e);
 
+/* ---- what this machine has for device memory, and which way bytes go here
+ * -------------------------------------------------------------------------------------------------- */
+
+enum larder_cufile {
+    LARDER_CUFILE_ABSENT = 0,
+    LARDER_CUFILE_COMPATIBLE = 1, /* compatibility mode: through host memory */
+    LARDER_CUFILE_DIRECT = 2      /* nvidia-fs is loaded, or there is another direct path */
+};
+struct larder_machine {
+    size_t size;
+    int devices;        /* CUDA devices that can be used; 0: none */
+    int driver_version; /* 12040 for 12.4; 0: unknown */
+    enum larder_cufile cufile;
+    char cuda_note[256]; /* "CUDA 12.4, 2 devices", or why it cannot be used and what to do */
+    char cufile_note[256];
+    int has_kernels;        /* this build has kernels for GPUs */
+    char kernels_note[256]; /* for which, or that it was built without nvcc */
+};
+/* Looks for driver and libraries once per process. Always 0. */
+LARDER_API int larder_machine(struct larder_machine *out);
+struct larder_device {
+    size_t size;
+    char name[96], bus[16];
+    uint64_t bytes;
+    int numa_node;    /* -1: unknown */
+    int major, minor; /* compute capability */
+    int has_kernels;  /* this build's kernels run on it; kernels: or why not */
+    int pins;         /* a few MiB of host memory could be registered with it; pinned: how, or why not */
+    char kernels[256], pinned[256];
+};
+/* Opens the device, tries, and closes it again. */
+LARDER_API int larder_machine_device(int ordinal, struct larder_device *out, struct larder_error *e);
+
+enum larder_use {
+    LARDER_USE_SAVE = 1,
+    LARDER_USE_RESTORE = 2,
+    LARDER_USE_FEED = 3,   /* over the network */
+    LARDER_USE_SCRATCH = 4 /* files in a folder of this machine */
+};
+struct larder_way {
+    size_t size;
+    char way[384], why[256];
+};
+/* Which way the bytes of a use go, from or to device memory where there is a device. folder: for files, tried with
+ * one that is removed again; NULL: the current one. */
+LARDER_API int larder_machine_way(enum larder_use use, const char *folder, struct larder_way *out,
+                                  struct larder_error *e);
+
 /* ---- administration
  * ------------------------------------------------------------------------------------------------ */
 

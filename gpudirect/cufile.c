@@ -127,7 +127,7 @@ static void load(void)
     struct err e;
     memory_probe(MEMORY_CUDA, &cuda);
     if (!cuda.usable) {
-        note("cuFile needs CUDA: %s", cuda.note);
+        note("cuFile needs CUDA, which cannot be used here");
         return;
     }
     void *library = dlopen(CUFILE_LIBRARY, RTLD_NOW | RTLD_LOCAL);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* larder doctor: what this machine can do for larder, how that was found out, and what to change. */
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -154,32 +153,82 @@ static void look_at_cores(struct report *r)
 /* ---- GPU -------------------------------------------------------------------------------------------------
  */
 
+/* What libraries note ends in what to do, behind a semicolon; otherwise is what else may be done. */
+static void tell_note(struct report *r, const char *check_name, enum verdict v, const char *otherwise,
+                      const char *note)
+{
+    const char *end = v == FINE ? NULL : strrchr(note, ';');
+    int n = end ? (int)(end - note) : (int)strlen(note);
+    tell(r, check_name, v,
+         v == FINE ? ""
+         : end     ? end + 1 + strspn(end + 1, " ")
+                   : otherwise,
+         "%.*s", n, note);
+}
+
+static void look_at_device(struct report *r, int ordinal)
+{
+    struct larder_device d = LARDER_INIT(larder_device);
+    struct larder_error e = {0};
+    char check_name[32];
+    snprintf(check_name, sizeof check_name, "device %d", ordinal);
+    if (larder_machine_device(ordinal, &d, &e) < 0) {
+        tell(r, check_name, COULD, "look at nvidia-smi", "%s", e.text);
+        return;
+    }
+    char node[32] = "";
+    if (d.numa_node >= 0)
+        snprintf(node, sizeof node, ", near NUMA node %d", d.numa_node);
+    tell(r, check_name, FINE, "", "%s at %s, %s, compute capability %d.%d%s", d.name, d.bus,
+         size_text(d.bytes).s, d.major, d.minor, node);
+    tell_note(r, "  pinned memory", d.pins ? FINE : COULD, "without it copies are slower", d.pinned);
+    tell_note(r, "  kernels", d.has_kernels ? FINE : COULD, "without them copies do what they do", d.kernels);
+}
+
 static void look_at_gpu(struct report *r)
 {
-    void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    void *cufile = dlopen("libcufile.so.0", RTLD_NOW | RTLD_LOCAL);
-    if (!cuda) {
-        tell(r, "GPU", ABSENT, "for device tensors install the NVIDIA driver", "libcuda.so.1 is not there");
-    } else {
-        int (*init)(unsigned) = (int (*)(unsigned))dlsym(cuda, "cuInit");
-        int (*count_of)(int *) = (int (*)(int *))dlsym(cuda, "cuDeviceGetCount");
-        int (*name_of)(char *, int, int) = (int (*)(char *, int, int))dlsym(cuda, "cuDeviceGetName");
-        int count = 0, status = init && count_of && name_of ? init(0) : -1;
-        char name[128] = "?";
-        if (status == 0 && count_of(&count) == 0 && count > 0)
-            name_of(name, sizeof name, 0);
-        if (status != 0 || count == 0)
-            tell(r, "GPU", ABSENT, "is a device visible here? see nvidia-smi, and --gpus of the container",
-                 "libcuda.so.1 loads, but cuInit says %d and there are %d devices", status, count);
+    static const enum verdict verdicts[] = {ABSENT, COULD, FINE};
+    struct larder_machine m = LARDER_INIT(larder_machine);
+    (void)larder_machine(&m); /* never fails */
+    tell_note(r, "CUDA", m.devices ? FINE : ABSENT, "an extra, for tensors in device memory", m.cuda_note);
+    for (int i = 0; i < m.devices; i++)
+        look_at_device(r, i);
+    tell(r, "kernels built in", m.has_kernels ? FINE : ABSENT,
+         m.has_kernels ? "" : "an extra: build larder where nvcc is", "%s", m.kernels_note);
+    tell_note(r, "cuFile", verdicts[m.cufile],
+              m.cufile == LARDER_CUFILE_COMPATIBLE
+                  ? "load nvidia-fs for the direct path; until then it goes through host memory"
+                  : "an extra, for files on local disks",
+              m.cufile_note);
+}
+
+/* ---- ways ------------------------------------------------------------------------------------------------
+ */
+
+static const struct {
+    enum larder_use use;
+    const char *name;
+} uses[] = {{LARDER_USE_SAVE, "saves"},
+            {LARDER_USE_RESTORE, "restores"},
+            {LARDER_USE_FEED, "feeds over the network"},
+            {LARDER_USE_SCRATCH, "scratch files"}};
+
+/* Which way bytes go, and why: for people, or into the list. */
+static void tell_ways(const char *folder, json_t *list)
+{
+    if (!list)
+        printf("\nHow bytes go on this machine, and why\n");
+    for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++) {
+        struct larder_way w = LARDER_INIT(larder_way);
+        struct larder_error e = {0};
+        if (larder_machine_way(uses[i].use, folder, &w, &e) < 0)
+            snprintf(w.way, sizeof w.way, "none: %.300s", e.text);
+        if (list)
+            json_array_append_new(
+                list, json_pack("{s:s,s:s,s:s}", "use", uses[i].name, "way", w.way, "why", w.why));
         else
-            tell(r, "GPU", FINE, "", "%d, the first is %s", count, name);
+            printf("  %-24s%s\n  %-24s%s\n", uses[i].name, w.way, "", w.why);
     }
-    tell(r, "cuFile", cufile ? FINE : ABSENT, cufile ? "" : "an extra: install libcufile (GPUDirect Storage)",
-         "libcufile.so.0 %s", cufile ? "loads" : "is not there");
-    if (cufile)
-        dlclose(cufile);
-    if (cuda)
-        dlclose(cuda);
 }
 
 /* ---- disk ------------------------------------------------------------------------------------------------
@@ -308,19 +357,24 @@ static int doctor_run(const struct command *cmd, int argc, char **argv)
     look_at_gpu(&r);
     look_at_disk(&r, folder);
     look_at_credentials(&r, common.credentials ? common.credentials : getenv("LARDER_CREDENTIALS"));
-    if (common.json)
-        status = json_print(json_pack("{s:b,s:o}", "healthy", !r.broken, "checks", r.list));
-    else
+    if (!common.json)
         table_end(&r.table);
+    json_t *ways = common.json ? json_array() : NULL;
+    tell_ways(folder, ways);
+    if (common.json)
+        status = json_print(json_pack("{s:b,s:o,s:o}", "healthy", !r.broken, "checks", r.list, "ways", ways));
     return status == STATUS_OK && r.broken ? STATUS_DAMAGE : status;
 }
 
 const struct command cmd_doctor = {
     "doctor", "what this machine can do, and what to change",
     "usage: larder doctor [--dir FOLDER] [--json]\n"
-    "Looks at io_uring, locked memory, huge pages, processor, GPU, cuFile, direct I/O in FOLDER (default: "
-    "here), the\n"
-    "credentials and the server, and says for each what was found and what to change.\n"
-    "  --json    {\"healthy\", \"checks\": [{\"check\", \"state\", \"found\", \"advice\"}]}\n"
+    "Looks at io_uring, locked memory, huge pages, processor, CUDA and its devices, cuFile, direct I/O in "
+    "FOLDER\n"
+    "(default: here), the credentials and the server, and says for each what was found and what to change; "
+    "then which\n"
+    "way the bytes of each use go here, and why.\n"
+    "  --json    {\"healthy\", \"checks\": [{\"check\", \"state\", \"found\", \"advice\"}],\n"
+    "             \"ways\": [{\"use\", \"way\", \"why\"}]}\n"
     "Exit status 1 if something must be changed before larder works.\n",
     doctor_run};

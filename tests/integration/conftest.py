@@ -21,11 +21,12 @@ BOUND_S = 120
 OK, DAMAGE, USAGE, MISSING, DENIED, KEY, SERVER, CORRUPT, SPACE, CONFLICT, OTHER = range(11)
 
 
-def run_larder(*words, credentials=None, cwd=None, binary=False):
+def run_larder(*words, credentials=None, cwd=None, binary=False, more_env=None):
     """Runs `larder` with the words; returns the finished process. Without credentials it has none."""
     env = {k: v for k, v in os.environ.items() if k != "LARDER_CREDENTIALS"}
     if credentials:
         env["LARDER_CREDENTIALS"] = str(credentials)
+    env.update(more_env or {})
     return subprocess.run([str(LARDER), *map(str, words)], env=env, cwd=cwd, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=BOUND_S, text=not binary)
 

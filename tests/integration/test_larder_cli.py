@@ -2,12 +2,13 @@
 """The command line itself: help everywhere, usage errors, credentials, an absent server, the manual."""
 import json
 import os
+import pathlib
 import re
 import resource
 import subprocess
 
 import pytest
-from conftest import (CONFLICT, CORRUPT, DAMAGE, DENIED, KEY, MISSING, OK, OTHER, ROOT, SERVER, SPACE, USAGE, LARDER, assert_sentence,
+from conftest import (BUILD, CONFLICT, CORRUPT, DAMAGE, DENIED, KEY, MISSING, OK, OTHER, ROOT, SERVER, SPACE, USAGE, LARDER, assert_sentence,
                       closed_port, edited_credentials, run_larder, write_safetensors)
 
 HELP = run_larder("--help").stdout
@@ -148,14 +149,66 @@ def test_status(server):
     assert "_" not in "".join(figures)  # each of the server's keys has words of its own
 
 
+USES = ["saves", "restores", "feeds over the network", "scratch files"]
+
+
+def doctor_with(folder, cuda, cufile=""):
+    """What doctor says with the stand-ins for CUDA's driver and cuFile, set up so; cuda None: without them."""
+    env = {"LD_LIBRARY_PATH": str(BUILD / ("tests/standin" if cuda is not None else "tests/nothing"))}
+    if cuda:
+        env["LARDER_STANDIN"] = cuda
+    if cufile:
+        env["LARDER_STANDIN_CUFILE"] = cufile
+    done = run_larder("doctor", "--dir", folder, "--json", more_env=env)
+    assert done.returncode == OK, done.stdout + done.stderr
+    got = json.loads(done.stdout)
+    assert list(folder.iterdir()) == [], "a test file stays"
+    return {c["check"]: c for c in got["checks"]}, {w["use"]: w["way"] for w in got["ways"]}
+
+
+@pytest.mark.skipif(any(pathlib.Path(f).exists() for f in ("/dev/nvidiactl", "/proc/driver/nvidia")), reason="there is a GPU here")
+def test_doctor_without_a_gpu(tmp_path):
+    checks, ways = doctor_with(tmp_path, None)
+    assert checks["CUDA"]["state"] == checks["cuFile"]["state"] == "absent"
+    assert "no NVIDIA driver" in checks["CUDA"]["found"] and "install it" in checks["CUDA"]["advice"]
+    assert not any(name.startswith("device") for name in checks)
+    assert ways == {"saves": "host memory -> staging memory -> network", "restores": "network -> host memory",
+                    "feeds over the network": "network -> ring in host memory",
+                    "scratch files": "host memory <-> file: read and written in place"}
+
+
+def test_doctor_with_gpus(tmp_path):
+    checks, ways = doctor_with(tmp_path, "devices=2 numa=0")
+    assert checks["CUDA"]["found"] == "CUDA 13.0, 2 devices" and checks["cuFile"]["found"] == "with nvidia-fs 2.26"
+    assert "Stand-in 1" in checks["device 1"]["found"] and "near NUMA node 0" in checks["device 1"]["found"]
+    assert checks["  pinned memory"]["state"] == "ok" and checks["cuFile"]["state"] == "ok"
+    assert ways["saves"] == "device memory -> pinned staging memory -> network"
+    assert ways["restores"] == "network -> pinned host memory -> device memory"
+    assert re.match(r"device memory <-> file: cuFile, (direct|compatibility mode: the file system has no direct I/O)", ways["scratch files"])
+
+
+def test_doctor_with_gpus_that_lack_something(tmp_path):
+    checks, ways = doctor_with(tmp_path, "register_max=4096", "nvfs=0")
+    assert checks["  pinned memory"]["state"] == "could be better" and "OUT_OF_MEMORY" in checks["  pinned memory"]["found"]
+    assert checks["cuFile"]["state"] == "could be better" and "nvidia-fs" in checks["cuFile"]["advice"]
+    assert "not pinned" in ways["saves"] and ways["scratch files"].endswith("cuFile, compatibility mode: nvidia-fs is not loaded")
+    checks, ways = doctor_with(tmp_path, "version=10020")
+    assert checks["CUDA"]["state"] == "absent" and "too old" in checks["CUDA"]["found"] and "update" in checks["CUDA"]["advice"]
+    assert ways["scratch files"].startswith("host memory")
+    checks, ways = doctor_with(tmp_path, "devices=1", "fail=open:1:5007")
+    assert checks["cuFile"]["state"] == "absent" and ways["scratch files"].startswith("device memory <-> file: pinned bounce buffer: cuFile does not start")
+
+
 def test_doctor(server, tmp_path):
     got = server.json("doctor", "--dir", tmp_path)
     assert got["healthy"] is True
     table = server.larder("doctor", "--dir", tmp_path).stdout  # its exit status is 0 as well
     assert table.startswith("CHECK") and not any(line.endswith(" ") for line in table.splitlines())
+    assert "How bytes go on this machine, and why" in table
+    assert [w["use"] for w in got["ways"]] == USES and all(w["way"] and w["why"] for w in got["ways"])
     checks = {c["check"]: c for c in got["checks"]}
-    assert set(checks) == {"io_uring", "locked memory", "huge pages", "processor", "GPU", "cuFile", "disk", "credentials",
-                           "server"}
+    assert {"io_uring", "locked memory", "huge pages", "processor", "CUDA", "kernels built in", "cuFile", "disk", "credentials",
+            "server"} <= set(checks)
     assert all(c["state"] in ("ok", "could be better", "absent") and c["found"] for c in checks.values())
     assert list(tmp_path.iterdir()) == [], "the disk's test file stays"
     os.chmod(server.credentials("reader"), 0o644)

@@ -86,7 +86,7 @@ static void what_is_missing_is_named(void **state)
     struct found f;
     (void)state;
     f = look_with("devices=0", "nvfs=226", 0);
-    assert_unusable(&f, "cuFile needs CUDA: ");
+    assert_unusable(&f, "cuFile needs CUDA");
     f = look_with(CUDA, "fail=open:1:5007", 0);
     assert_unusable(&f, "does not start: opening its driver: cuFile says 5007: this platform");
     assert_int_equal(f.opened, -ENOTSUP);
