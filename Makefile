@@ -18,6 +18,7 @@ say = $(if $(V)$(findstring s,$(firstword -$(MAKEFLAGS))),,@printf '  %-5s %s\n'
 
 # The kernels for GPUs: code for the generations that this nvcc knows, PTX of its oldest for all others.
 NVCC ?= $(shell command -v nvcc)
+KERNELS ?= $(if $(NVCC),$(BUILD)/kernels.fatbin)
 NVCC_CODES := $(if $(NVCC),$(shell $(NVCC) --list-gpu-code))
 KERNELS_SM := $(filter sm_80 sm_90 sm_100 sm_120,$(NVCC_CODES))
 KERNELS_PTX := $(patsubst sm_%,compute_%,$(firstword $(filter-out sm_3% sm_5% sm_6%,$(NVCC_CODES))))
@@ -78,36 +79,39 @@ help:
 	    'CC=clang BUILD=build/clang  the other compiler' \
 	    'NVCC=                    without the kernels for GPUs, also where nvcc is there'
 
-# Installs what is missing, saying which; as root or through sudo.
+# Installs what is missing, saying which; as root or through sudo. DEPS=true looks for nothing.
+DEPS ?= tools/deps
 deps:
 	$(Q)tools/deps $(PACKAGES) $(TIDY_PACKAGES)
 .PHONY: deps-quick
 deps-quick:
-	$(Q)tools/deps $(PACKAGES)
+	$(Q)$(DEPS) $(PACKAGES)
 
 $(BUILD)/obj/%.o: %.c | deps-quick
 	$(call say,CC,$<)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(COMPILE) -c $< -o $@
 
-# Made anew when another nvcc is used, or none.
-ifneq ($(shell cat $(BUILD)/nvcc 2>/dev/null),$(strip $(NVCC) $(KERNELS_SM) $(KERNELS_PTX)))
+# Made anew when another nvcc is used, or none. KERNELS=file: an image that was made elsewhere.
+KERNELS_OF := $(if $(NVCC),$(NVCC) $(KERNELS_SM) $(KERNELS_PTX),$(KERNELS))
+ifneq ($(shell cat $(BUILD)/nvcc 2>/dev/null),$(strip $(KERNELS_OF)))
 .PHONY: $(BUILD)/nvcc
 endif
 $(BUILD)/nvcc:
 	$(Q)mkdir -p $(@D)
-	$(Q)echo '$(strip $(NVCC) $(KERNELS_SM) $(KERNELS_PTX))' >$@
+	$(Q)echo '$(strip $(KERNELS_OF))' >$@
 
-$(BUILD)/kernels.fatbin: gpudirect/kernels.cu gpudirect/portable.h gpudirect/chunk_hash.h gpudirect/strided.h $(BUILD)/nvcc
+ifneq ($(NVCC),)
+$(KERNELS): gpudirect/kernels.cu gpudirect/portable.h gpudirect/chunk_hash.h gpudirect/strided.h $(BUILD)/nvcc
 	$(call say,NVCC,$<)
 	$(Q)$(NVCC) -std=c++17 -O3 -I. -fatbin -Xfatbin=-compress-all \
 	    $(foreach s,$(KERNELS_SM),-gencode arch=$(s:sm_%=compute_%),code=$(s)) -gencode arch=$(KERNELS_PTX),code=$(KERNELS_PTX) $< -o $@
+endif
 
-$(BUILD)/obj/gpudirect/kernels_image.o: $(BUILD)/nvcc
-ifneq ($(NVCC),)
-$(BUILD)/obj/gpudirect/kernels_image.o: $(BUILD)/kernels.fatbin
-$(BUILD)/obj/gpudirect/kernels_image.o: CPPFLAGS += -DKERNELS_IMAGE='"$(BUILD)/kernels.fatbin"' \
-    -DKERNELS_IMAGE_FOR='"$(KERNELS_SM), and $(KERNELS_PTX) for others"'
+$(BUILD)/obj/gpudirect/kernels_image.o: $(BUILD)/nvcc $(KERNELS)
+ifneq ($(KERNELS),)
+$(BUILD)/obj/gpudirect/kernels_image.o: CPPFLAGS += -DKERNELS_IMAGE='"$(KERNELS)"' \
+    -DKERNELS_IMAGE_FOR='"$(if $(NVCC),$(KERNELS_SM)$(comma) and $(KERNELS_PTX) for others,made elsewhere: $(KERNELS))"'
 endif
 
 $(BUILD)/larderd: $(BUILD)/obj/server/main.o $(SERVER) $(FORMAT)
@@ -156,13 +160,18 @@ $(STANDINS):
 	$(Q)mkdir -p $(@D)
 	$(Q)$(LINK) -shared -Wl,-soname,$(@F) $^ -o $@
 
+# What tests/gpu/run runs, beside larderd.
+$(BUILD)/gpu-bench: $(call objects,$(wildcard tests/gpu/*.c) tools/bench_data.c tools/bench_dev.c tools/ui.c) $(CLIENT) $(GPUDIRECT) $(FORMAT)
+	$(call say,LINK,$@)
+	$(Q)$(LINK) $^ -o $@ $(FORMAT_LIBS) $(CLIENT_LIBS)
+
 # The simulator's campaign: one program of all files in tests/sim.
 $(BUILD)/tests/sim/campaign: $(call objects,$(wildcard tests/sim/*.c)) $(SERVER) $(FORMAT)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(LINK) $^ -o $@ $(FORMAT_LIBS) $(SERVER_LIBS)
 
-tests: all $(UNIT) $(STANDINS) $(BUILD)/tests/sim/campaign
+tests: all $(UNIT) $(STANDINS) $(BUILD)/gpu-bench $(BUILD)/tests/sim/campaign
 
 # Ends with "N passed, N failed, N skipped".
 check: tests
