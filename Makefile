@@ -53,7 +53,7 @@ DEMO := $(call objects,$(wildcard tools/demo/*.c))
 PROGRAMS := $(if $(wildcard server/main.c),$(BUILD)/larderd) \
             $(if $(wildcard client/larder.map),$(BUILD)/liblarder.so $(BUILD)/larder $(BUILD)/larder-demo)
 
-.PHONY: all check demo bench bench-weights bench-peers fuzz sim tidy install uninstall deps clean help tests
+.PHONY: all check demo bench bench-weights bench-peers fuzz sim stress tidy install uninstall deps clean help tests
 .SUFFIXES:
 .SECONDARY:
 
@@ -68,6 +68,7 @@ help:
 	    'make bench-weights  the codecs on a published model and on a trained optimiser' \
 	    'make bench-peers  larder beside zstd, openssl and cp, and beside PyTorch, on this disk (installs them below build/)' \
 	    'make sim          thousands of seeds on the simulator' \
+	    'make stress       10,000 saves from devices (the stand-in), each overwritten at once; SAVES=n' \
 	    'make fuzz         every fuzz target; FUZZ_SECONDS=n, T=word' \
 	    'make tidy         cppcheck, formatting and the checks of the house rules' \
 	    'make install      below PREFIX (/usr/local), DESTDIR before it; make uninstall takes it away' \
@@ -205,6 +206,10 @@ SEEDS ?= 1000
 FROM ?= 1
 sim: $(BUILD)/tests/sim/campaign
 	$(Q)$(BUILD)/tests/sim/campaign --from $(FROM) --seeds $(SEEDS)
+
+# Saves 10,000 times from devices that are late, overwriting what was saved behind each fence; minutes.
+stress: all $(BUILD)/tests/fault/overwrite $(STANDINS)
+	$(Q)BUILD=$(BUILD) LARDER_STRESS_SAVES=$(or $(SAVES),10000) $(BUILD)/tests/fault/overwrite
 
 tidy:
 	$(Q)tools/deps $(TIDY_PACKAGES)
