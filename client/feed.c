@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "client/clock.h"
+#include "client/dataset_local.h"
 #include "client/feed_private.h"
 #include "client/opened.h"
 
@@ -78,6 +79,7 @@ static void source_close(struct feed_source *s)
     free(s->shard_bad);
     free(s->chosen);
     free(s->pattern);
+    dataset_local_close(s->local);
     dataset_close(s->dataset);
 }
 
@@ -106,6 +108,7 @@ static void stop(struct larder_feed *f)
         conn_close(f->conns[i]); /* whatever was on its way has ended now */
     for (struct list *it; (it = list_pop(&f->retries));)
         free(container_of(it, struct feed_fetch, link));
+    feed_local_drop(f);
     feed_chunks_free(f);
     for (struct list *it; (it = list_pop(&f->batches));)
         feed_batch_free(container_of(it, struct larder_batch, link));
@@ -170,7 +173,8 @@ static double disk_seconds(const struct larder_feed *f, const uint64_t before[FE
 static void wait_for(struct larder_feed *f, const struct larder_batch *b, uint64_t until_ms)
 {
     uint64_t begin = clock_ns(), before[FEED_CONNECTIONS_MAX];
-    bool decoding = b && b->fetching == 0 && b->pending > 1;
+    bool local = b && b->fetching == 0 && b->local > 0;
+    bool decoding = b && !local && b->fetching == 0 && b->pending > 1;
     memcpy(before, f->disk_ms, sizeof before);
     clock_wait(&f->changed, &f->lock, until_ms);
     double s = (double)(clock_ns() - begin) / 1e9, disk = disk_seconds(f, before);
@@ -178,7 +182,7 @@ static void wait_for(struct larder_feed *f, const struct larder_batch *b, uint64
         f->starved_decode += s;
         return;
     }
-    disk = disk < s ? disk : s;
+    disk = disk < s && !local ? disk : s;
     f->starved_disk += disk;
     f->starved_network += s - disk;
 }
@@ -193,8 +197,9 @@ static int waited_in_vain(struct larder_feed *f, const struct larder_batch *b, u
             " bytes of the ring; release them, or open the feed with a larger depth_bytes",
             timeout_ms, f->batches_out, f->depth_bytes);
     return err_set(e, ERR_TIMEOUT, "no batch within %u ms: %s; call again to go on waiting", timeout_ms,
-                   b && b->fetching == 0 ? "its chunks are being decoded"
-                                         : "its bytes are on their way from the server");
+                   b && b->fetching == 0 && b->local > 0 ? "its files are being read"
+                   : b && b->fetching == 0               ? "its chunks are being decoded"
+                                                         : "its bytes are on their way from the server");
 }
 
 /* With the lock held. */
@@ -374,6 +379,25 @@ void feed_figures(const struct larder_feed *f, struct larder_feed_info *i)
     i->starved_seconds.consumer = f->starved_consumer;
 }
 
+/* Of what comes from the server, and of what does not. */
+static void tell_path(struct larder_feed *f, char *out, size_t size)
+{
+    bool imported = false, remote = false;
+    size_t n = 0;
+    *out = '\0';
+    for (uint32_t k = 0; k < f->source_count && n < size; k++) {
+        const struct feed_source *s = &f->sources[k];
+        imported |= !s->dataset->published;
+        remote |= s->dataset->published && !s->local;
+        if (s->local)
+            n += (size_t)snprintf(out + n, size - n, "%sfiles of this machine in %s", n ? "; " : "",
+                                  dataset_local_folder(s->local));
+    }
+    if (n < size && (imported || remote))
+        snprintf(out + n, size - n, "%s%s", n ? "; " : "",
+                 imported ? conn_paths(f->conns, f->conn_count, client_conn(f->client)) : "TLS 1.3 over TCP");
+}
+
 int larder_feed_info(struct larder_feed *f, struct larder_feed_info *out)
 {
     int rc = client_enter(f->client, NULL);
@@ -383,13 +407,9 @@ int larder_feed_info(struct larder_feed *f, struct larder_feed_info *out)
                                  .samples = f->plan.samples,
                                  .version = f->source_count == 1 ? f->identity.version : 0,
                                  .batches_per_epoch = f->batches_per_epoch};
-    bool imported = false;
-    for (uint32_t k = 0; k < f->source_count; k++) {
+    for (uint32_t k = 0; k < f->source_count; k++)
         i.shards += f->sources[k].dataset->table.count;
-        imported |= !f->sources[k].dataset->published;
-    }
-    snprintf(i.path, sizeof i.path, "%s",
-             imported ? conn_paths(f->conns, f->conn_count, client_conn(f->client)) : "TLS 1.3 over TCP");
+    tell_path(f, i.path, sizeof i.path);
     pthread_mutex_lock(&f->lock);
     feed_figures(f, &i);
     pthread_mutex_unlock(&f->lock);

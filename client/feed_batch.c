@@ -479,6 +479,14 @@ static void drafting_free(struct drafting *d)
     free(d->places);
 }
 
+static const struct dataset_local *local_of(const struct larder_feed *f, const struct larder_dataset *d)
+{
+    for (uint32_t i = 0; i < f->source_count; i++)
+        if (f->sources[i].dataset == d)
+            return f->sources[i].local;
+    return NULL;
+}
+
 /* Asks for the pieces, those of one dataset after those of another. */
 static int request(struct larder_feed *f, struct larder_batch *b, struct err *e)
 {
@@ -489,7 +497,10 @@ static int request(struct larder_feed *f, struct larder_batch *b, struct err *e)
         for (n = 1; i + n < b->piece_count && first[n].view->dataset == d; n++)
             ;
         if (rc == 0) {
-            rc = d->published ? feed_ranges_request(f, first, n, e) : feed_chunks_request(f, first, n, e);
+            const struct dataset_local *local = local_of(f, d);
+            rc = local          ? feed_local_request(f, local, first, n, e)
+                 : d->published ? feed_ranges_request(f, first, n, e)
+                                : feed_chunks_request(f, first, n, e);
             continue;
         }
         pthread_mutex_lock(&f->lock);

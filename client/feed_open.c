@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "client/clock.h"
+#include "client/dataset_local.h"
 #include "client/feed_private.h"
 #include "client/opened.h"
 
@@ -23,12 +24,13 @@ _Static_assert((int)FEED_SKIP == (int)LARDER_DAMAGE_SKIP &&
 
 static int check_options(const struct larder_feed_options *o, struct err *e)
 {
-    if (o->mix_count > 0 ? !o->mix || o->dataset || o->version || o->shards || o->slice || o->slices
-                         : !o->dataset)
+    if (o->mix_count > 0
+            ? !o->mix || o->dataset || o->version || o->shards || o->slice || o->slices || o->local_dir
+            : !o->dataset)
         return err_set(e, ERR_INVALID,
                        o->mix_count > 0
-                           ? "a mix is given, and so each of its members names dataset, version and shards "
-                             "itself: leave these out of the options"
+                           ? "a mix is given, and so each of its members names dataset, version, shards and "
+                             "local_dir itself: leave these out of the options"
                            : "no dataset name was given");
     if (o->last != LARDER_LAST_DROP && o->last != LARDER_LAST_PAD)
         return err_set(e, ERR_INVALID, "last %d is not known: LARDER_LAST_DROP or LARDER_LAST_PAD",
@@ -77,7 +79,8 @@ static int member_of(const struct larder_feed_options *o, uint32_t i, struct lar
                                .weight = 1,
                                .shards = o->shards,
                                .slice = o->slice,
-                               .slices = o->slices};
+                               .slices = o->slices,
+                               .local_dir = o->local_dir};
     if (o->mix_count == 0)
         return 0;
     size_t size = o->mix->size;
@@ -107,6 +110,7 @@ static struct larder_feed *feed_create(struct larder *c, const struct larder_fee
     list_init(&f->unused);
     list_init(&f->decode);
     list_init(&f->retries);
+    list_init(&f->local_runs);
     list_init(&f->repairs);
     list_init(&f->arena.regions);
     for (unsigned i = 0; i < FEED_CHUNK_BUCKETS; i++)
@@ -149,6 +153,8 @@ static int open_source(struct larder_feed *f, const struct larder_feed_options *
     struct larder_dataset *d = s->dataset;
     for (unsigned i = 1; rc == 0 && d->published && i < f->conn_count; i++)
         rc = dataset_published_renew(d, f->conns[i], e); /* each may be on a loop of its own */
+    if (rc == 0 && m->local_dir)
+        rc = dataset_local_open(d, m->local_dir, &s->local, e);
     if (rc == 0)
         rc = choose_shards(s, m, e);
     if (rc == 0)
@@ -272,9 +278,9 @@ static int take_memory(struct larder_feed *f, struct err *e)
 
 static unsigned workers_wanted(const struct larder_feed *f)
 {
-    bool decoding = false;
+    bool decoding = false; /* or reading: more than asking again after losses */
     for (uint32_t i = 0; i < f->source_count; i++)
-        decoding |= !f->sources[i].dataset->published;
+        decoding |= !f->sources[i].dataset->published || f->sources[i].local;
     unsigned want = decoding ? client_options(f->client)->threads : 1;
     return want < 1 ? 1 : want > FEED_WORKERS_MAX ? FEED_WORKERS_MAX : want;
 }

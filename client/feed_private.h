@@ -5,9 +5,9 @@
  *   connections copy what comes to its place (dataset_read.c) and hand chunks to the workers
  *   scout       runs some batches before the planner, so that parts and sample indexes are there in time
  *               (feed_scout.c)
- *   workers     decode chunks, copy samples out of them, ask again after losses (feed_worker.c), see to
- *               samples that could not be read (feed_repair.c), report to the server (feed_report.c)
- *   consumer    whoever calls larder_feed_next (feed.c)
+ *   workers     read local files (feed_local.c), decode chunks, copy samples out of them, ask again after
+ * losses (feed_worker.c), see to samples that could not be read (feed_repair.c), report to the server
+ * (feed_report.c) consumer    whoever calls larder_feed_next (feed.c)
  *
  * Memory: depth_bytes of pinned memory for the samples of batches ahead and of those the consumer holds
  * (feed_arena.h); for imported datasets as much again, at least 16 MiB, for chunks on their way and decoded
@@ -51,8 +51,9 @@ struct feed_source { /* one dataset of the feed */
     struct choice choice;
     char *pattern; /* of the choice */
     uint32_t weight;
-    bool *chosen;     /* by shard */
-    char **shard_bad; /* the planner's own, by shard: why its sample index cannot be read */
+    bool *chosen;                /* by shard */
+    char **shard_bad;            /* the planner's own, by shard: why its sample index cannot be read */
+    struct dataset_local *local; /* its files on this machine; NULL: they come from the server */
 };
 
 /* A field that has one size in all samples of a batch, and one block of memory. */
@@ -96,6 +97,7 @@ struct larder_batch {
     struct feed_region *region; /* of data; NULL: a mapping of its own, larger than the arena */
     uint32_t pending;           /* pieces not in place, and 1 while it is planned */
     uint32_t fetching;          /* of these, on their way through the network */
+    uint32_t local;             /* of these, to be read from files of this machine */
     bool ready;
     struct err err; /* instead of samples */
 };
@@ -192,8 +194,9 @@ struct larder_feed {
     struct feed_spare *spare[FEED_CHUNK_CLASSES]; /* buffers to be used again, by size */
     uint64_t spare_bytes;
     struct list decode, retries;
-    struct list repairs; /* batches with samples that could not be read; all else of them is there */
-    bool repairing;      /* one worker does, at a time */
+    struct list local_runs; /* to be read from files of this machine */
+    struct list repairs;    /* batches with samples that could not be read; all else of them is there */
+    bool repairing;         /* one worker does, at a time */
 
     uint64_t epoch, position; /* after the last batch handed out */
     uint64_t samples_out, bytes_out, skipped, substituted;
@@ -273,6 +276,13 @@ must_check int feed_report_begin(struct larder_feed *f, const char *run, struct 
 /* A worker's, without the lock: sends a report unless the one before is still on its way. */
 void feed_report(struct larder_feed *f, bool ended);
 void feed_report_end(struct larder_feed *f);
+
+/* feed_local.c: published shards whose files lie on this machine. Pieces of one dataset, as above. */
+struct dataset_local;
+must_check int feed_local_request(struct larder_feed *f, const struct dataset_local *local,
+                                  struct feed_piece *pieces, uint32_t count, struct err *e);
+void feed_local_read(struct larder_feed *f, struct list *link); /* a worker's: one of local_runs, taken off */
+void feed_local_drop(struct larder_feed *f);                    /* when no thread is left */
 
 /* feed_scout.c */
 void *feed_scout(void *arg);

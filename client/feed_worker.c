@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a feed's workers do: decode chunks that came, go on with fetches whose time has come, and see to
- * samples that could not be read, report to the server. */
+/* What a feed's workers do: read local files, decode chunks that came, go on with fetches whose time has
+ * come, and see to samples that could not be read, report to the server. */
 #include <unistd.h>
 
 #include "client/clock.h"
@@ -68,8 +68,13 @@ void *feed_worker(void *arg)
             continue;
         }
         struct list *it = list_pop(&f->decode);
-        struct feed_fetch *fetch = it ? NULL : due(f, &next_ms);
-        if (it) {
+        struct list *local = it ? NULL : list_pop(&f->local_runs);
+        struct feed_fetch *fetch = it || local ? NULL : due(f, &next_ms);
+        if (local) {
+            pthread_mutex_unlock(&f->lock);
+            feed_local_read(f, local);
+            pthread_mutex_lock(&f->lock);
+        } else if (it) {
             decode(f, container_of(it, struct feed_chunk, queue), scratch);
         } else if (fetch) {
             pthread_mutex_unlock(&f->lock);

@@ -353,6 +353,7 @@ struct larder_mix {
     uint32_t weight;        /* >= 1: of every sum-of-weights samples, so many are of this dataset */
     const char *shards;     /* as in the options */
     uint32_t slice, slices; /* likewise */
+    const char *local_dir;  /* likewise */
 };
 #define LARDER_MIX_MAX 64
 
@@ -391,6 +392,11 @@ struct larder_feed_options {
                            memory, see     larder_batch_stack */
     int aside; /* 1: saves do not take this feed's position by themselves; for evaluation beside training */
     const char *run; /* the run that the job trains, for larder status; may be NULL */
+    const char *local_dir; /* of a published directory: the server's own folder, as this machine sees it (it is
+                              the server's, or the folder is mounted here). Samples are then read straight from
+                              its files, and only their places come from the server. Refused (-EILSEQ) unless
+                              names, sizes, times and inodes are those of the server's version, and so is any
+                              change later. Not for token files. NULL: all comes from the server */
 };
 /* Refused with the numbers: a dataset without samples, fewer samples than one global batch, a batch not
  * divisible by world, a state of another dataset, mix, choice of shards, seed or version. */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "format/base/utf8.h"
+#include "format/published.h"
 #include "server/session/published.h"
 
 static void scan_end(struct scan *s)
@@ -47,41 +48,24 @@ static void scan_fail_sys(struct scan *s, int64_t result, const char *doing)
 
 /* ---- the version ---- */
 
-static void stat_put(struct buf *b, const struct loop_stat *st)
+static struct published_file file_of(const struct loop_stat *st)
 {
-    buf_u64(b, st->bytes);
-    buf_u64(b, st->mtime_ns);
-    buf_u64(b, st->inode);
+    return (struct published_file){.bytes = st->bytes, .mtime_ns = st->mtime_ns, .inode = st->inode};
 }
 
-/* The id binds the dataset's name, format and every file that it consists of. */
 static int version_id(struct pubversion *v, struct err *e)
 {
-    struct buf b = {0};
-    uint8_t digest[SHA256_BYTES];
-    buf_put16(&b, slice_str(v->dir->name));
-    buf_u8(&b, (uint8_t)v->dir->format);
-    buf_u64(&b, v->dir->record_bytes);
-    buf_u32(&b, v->count);
+    const struct published_dir *dir = v->dir;
+    struct published_version version = {0};
+    struct published_file json = file_of(&v->json_stat);
+    published_version_begin(&version, slice_str(dir->name), dir->format, dir->record_bytes, v->count);
     for (uint32_t i = 0; i < v->count; i++) {
-        buf_put16(&b, slice_str(v->shards[i].name));
-        stat_put(&b, &v->shards[i].stat);
-        if (v->shards[i].idx)
-            stat_put(&b, &v->shards[i].idx_stat);
+        struct published_file file = file_of(&v->shards[i].stat), idx = file_of(&v->shards[i].idx_stat);
+        published_version_shard(&version, slice_str(v->shards[i].name), &file,
+                                v->shards[i].idx ? &idx : NULL);
     }
-    if (v->dir->format == SHARD_TOKENS) {
-        buf_u64(&b, v->dir->window.tokens);
-        buf_u64(&b, v->dir->window.extra);
-    }
-    if (v->dir->format == SHARD_MDS)
-        stat_put(&b, &v->json_stat);
-    int r = buf_end(&b, "the version of a published directory", e);
-    if (r == 0) {
-        sha256(b.p, b.n, digest);
-        memcpy(v->id.bytes, digest, ID_BYTES);
-    }
-    buf_free(&b);
-    return r;
+    return published_version_end(&version, dir->format == SHARD_TOKENS ? &dir->window : NULL,
+                                 dir->format == SHARD_MDS ? &json : NULL, &v->id, e);
 }
 
 static void scan_finish(struct scan *s)
