@@ -122,6 +122,11 @@ static int look(struct import *im, uint32_t i, struct err *e)
         rc = look_at(f->idx, &f->idx_at_scan, e);
     if (rc < 0)
         return rc;
+    if (f->zstd && (uint64_t)f->at_scan.st_size != f->mds->zip.bytes)
+        return err_set(e, ERR_CORRUPT,
+                       "%lld bytes, its " MDS_INDEX_NAME " says %" PRIu64
+                       "; it is cut, or of another version",
+                       (long long)f->at_scan.st_size, f->mds->zip.bytes);
     uint64_t size = f->zstd ? f->mds->raw.bytes : (uint64_t)f->at_scan.st_size;
     if (size / CHUNK_PLAIN_BYTES_MAX >= SEGMENT_CHUNKS_MAX - 1024 || size > SEGMENT_BYTES_MAX)
         return err_set(e, ERR_LIMIT, "it has %" PRIu64 " bytes, more than one shard can hold: split it",

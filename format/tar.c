@@ -41,6 +41,7 @@ struct extra {
     char *gnu_path; /* from an L header */
     uint64_t size;
     bool has_size;
+    bool sparse;
 };
 
 struct tar {
@@ -242,12 +243,8 @@ static int record_apply(const struct tar *t, struct extra *x, struct slice key, 
         return 0;
     }
     if (key.n >= 10 && memcmp(key.p, "GNU.sparse", 10) == 0)
-        return err_set(
-            e, ERR_UNSUPPORTED,
-            "extended header at offset %llu announces a sparse member; pack the files again without "
-            "--sparse",
-            UNSIGNED(t->header_offset));
-    return 0; /* times, owners, attributes: of no use here */
+        x->sparse = true; /* refused once its name is known */
+    return 0;             /* times, owners, attributes: of no use here */
 }
 
 /* Records: "LENGTH KEY=VALUE\n", the length counting all of it. */
@@ -337,6 +334,8 @@ static int type_of(const struct tar *t, const char *name, enum tar_type *type, s
 {
     char why[120], flag = (char)t->block[AT_TYPE];
     size_t n = strlen(name);
+    if (t->next.sparse || t->global.sparse)
+        flag = 'S';
     switch (flag) {
     case '\0':
     case '0':
@@ -409,7 +408,7 @@ static int header_end(struct tar *t, struct err *e)
     t->header_offset = t->offset - TAR_BLOCK_BYTES;
     t->block_n = 0;
     if (all_zero(t->block, TAR_BLOCK_BYTES)) {
-        if (t->next.path || t->next.gnu_path || t->next.has_size)
+        if (t->next.path || t->next.gnu_path || t->next.has_size || t->next.sparse)
             return bad_extra(t, "expected a member, for which an extended header stands before it", e);
         t->mode = AT_END;
         return 0;

@@ -195,6 +195,15 @@ def test_members_that_contradict(server, tmp_path, members):
     assert f'"{members[-1]}" at offset {512 * (len(members) - 1)}' in done.stderr
 
 
+def test_a_shard_border_ends_a_sample(server, tmp_path):
+    """D8: members of one key in two shards are two samples, each of what its shard has."""
+    for name, field in (("one.tar", "txt"), ("two.tar", "cls")):
+        make_tar(tmp_path / name, [("a", {field: b"x"}), ("b" if field == "cls" else "a0", {"txt": b"y"})])
+    server.larder("dataset", "import", "border", tmp_path / "one.tar", tmp_path / "two.tar")
+    got = server.json("dataset", "ls", "border")
+    assert [(s["name"], s["samples"]) for s in got["shards"]] == [("one.tar", 2), ("two.tar", 2)] and got["samples"] == 4
+
+
 def test_compressed_archives(server, tmp_path):
     """They are not taken for one opaque sample, unless that is asked for."""
     path = tmp_path / "c.tar.gz"

@@ -67,6 +67,7 @@ static const char *const usual[] = {
     "README", ".hidden", "x/._a.jpg", "h.",        "__meta__.txt", "__worker__/a.b", "__a/b.c",
     NULL};
 
+/* D7 and, over the dialects, D3. */
 static void keys_end_at_the_first_dot_of_the_base_name(void **state)
 {
     (void)state;
@@ -91,6 +92,7 @@ static void keys_end_at_the_first_dot_of_the_base_name(void **state)
         }
 }
 
+/* D8; what is in two shards: tests/integration/test_larder_dataset.py. */
 static void apart_and_twice_are_refused(void **state)
 {
     (void)state;
