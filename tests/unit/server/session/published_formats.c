@@ -364,7 +364,7 @@ static unsigned kept_files(const struct fixture *x, char names[4][64])
 static void damage_unseen(const char *path, off_t at)
 {
     struct stat st;
-    uint8_t byte;
+    uint8_t byte = 0;
     int fd = open(path, O_RDWR);
     assert_true(fd >= 0 && fstat(fd, &st) == 0 && pread(fd, &byte, 1, at) == 1);
     byte ^= 1;
