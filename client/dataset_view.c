@@ -174,18 +174,48 @@ static int load_part(struct larder_dataset *d, struct dataset_view *v, struct er
     return 0;
 }
 
-static int load_samples(struct larder_dataset *d, struct dataset_view *v, struct err *e)
+/* Where the index follows from the size of the file nobody needs to be asked for it. */
+static bool follows_from_size(const struct larder_dataset *d, const struct shard *s)
 {
-    struct shard *s = &d->table.shards[v->shard];
+    return d->published && (s->format == SHARD_RECORDS || s->format == SHARD_WHOLE);
+}
+
+static int samples_of_size(const struct larder_dataset *d, const struct shard *s, struct samples **out,
+                           struct err *e)
+{
+    struct samples_source source = {.format = s->format,
+                                    .shard = s->name,
+                                    .shard_bytes = s->bytes,
+                                    .record_bytes = s->format == SHARD_RECORDS ? d->record_bytes : 0};
+    struct samples_builder *b = NULL;
+    int rc = samples_builder_create(&source, &b, e);
+    if (rc == 0) {
+        samples_builder_skip(b, s->bytes);
+        rc = samples_builder_finish(b, out, e);
+        samples_builder_free(b);
+    }
+    return rc;
+}
+
+static int fetch_samples(struct larder_dataset *d, struct dataset_view *v, struct samples **out,
+                         struct err *e)
+{
     struct dataset_blob b = {0};
     int rc = d->published ? dataset_published_samples(d, v->shard, &b, e)
                           : dataset_blob_read(v->part, d->conn, SHARD_BLOB_SAMPLES, &b, e);
-    struct samples *samples = NULL;
     if (rc == 0)
-        rc = samples_decode(b.p, b.bytes, s->bytes, &samples, e);
+        rc = samples_decode(b.p, b.bytes, d->table.shards[v->shard].bytes, out, e);
     dataset_blob_free(&b);
+    return rc < 0 ? err_prepend(e, "sample index") : 0;
+}
+
+static int load_samples(struct larder_dataset *d, struct dataset_view *v, struct err *e)
+{
+    struct shard *s = &d->table.shards[v->shard];
+    struct samples *samples = NULL;
+    int rc = follows_from_size(d, s) ? samples_of_size(d, s, &samples, e) : fetch_samples(d, v, &samples, e);
     if (rc < 0)
-        return err_prepend(e, "sample index");
+        return rc;
     pthread_mutex_lock(&d->lock);
     uint64_t n = samples_count(samples);
     bool same = s->samples == SAMPLES_UNKNOWN || s->samples == n;

@@ -219,6 +219,7 @@ static int hand_out(struct larder_feed *f, struct larder_batch *b, struct larder
         return -b->err.errnum;
     }
     list_del(&b->link);
+    f->batches_ahead--;
     f->batches_out++;
     f->epoch = b->slice.next_epoch;
     f->position = b->slice.next_position;

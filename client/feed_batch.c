@@ -257,6 +257,14 @@ static int take_own(struct larder_batch *b, size_t bytes, struct err *e)
     return 0;
 }
 
+/* With the lock held: small samples take less memory than what describes them; both are bounded. */
+static bool far_ahead(const struct larder_feed *f)
+{
+    if (f->batches_ahead >= f->batches_ahead_max)
+        return true;
+    return f->batches_ahead >= 2 && f->described_bytes > f->depth_bytes / 4;
+}
+
 /* Waits for room; the time counts as waiting for the consumer. */
 static int take_space(struct larder_feed *f, struct larder_batch *b, size_t bytes, struct err *e)
 {
@@ -267,7 +275,8 @@ static int take_space(struct larder_feed *f, struct larder_batch *b, size_t byte
     int rc = 0;
     pthread_mutex_lock(&f->lock);
     uint64_t begin = clock_ns();
-    while (!f->closing && (own ? !all_handed_out(f) : !feed_arena_take(&f->arena, bytes, r))) {
+    while (!f->closing &&
+           (far_ahead(f) || (own ? !all_handed_out(f) : !feed_arena_take(&f->arena, bytes, r)))) {
         f->want_space = true;
         pthread_cond_wait(&f->space,
                           &f->lock); /* bounded by the consumer, who may pause as long as he likes */
@@ -291,6 +300,7 @@ static int take_space(struct larder_feed *f, struct larder_batch *b, size_t byte
 
 void feed_batch_free(struct larder_batch *b)
 {
+    b->feed->described_bytes -= b->described_bytes;
     if (b->region)
         feed_arena_give(&b->feed->arena, b->region);
     else if (b->data)
@@ -305,9 +315,22 @@ void feed_batch_free(struct larder_batch *b)
     free(b);
 }
 
+static void count_description(const struct drafting *d)
+{
+    struct larder_batch *b = d->b;
+    struct larder_feed *f = d->f;
+    size_t piece = sizeof *b->pieces + 2 * sizeof(struct read_piece); /* the request has a gap before each */
+    b->described_bytes = sizeof *b + b->count * sizeof *b->samples + d->fields * sizeof *b->fields +
+                         d->pieces * piece + d->strings;
+    pthread_mutex_lock(&f->lock);
+    f->described_bytes += b->described_bytes;
+    pthread_mutex_unlock(&f->lock);
+}
+
 static int take_descriptions(struct drafting *d, struct err *e)
 {
     struct larder_batch *b = d->b;
+    count_description(d);
     b->piece_count = (uint32_t)d->pieces;
     b->samples = calloc(b->count, sizeof *b->samples);
     b->bad = calloc(b->count, sizeof *b->bad);
@@ -456,6 +479,7 @@ static void line_up(struct larder_feed *f, struct larder_batch *b)
     pthread_cond_signal(&f->scouting);
     b->pending = b->piece_count + 1;
     list_add_tail(&f->batches, &b->link);
+    f->batches_ahead++;
     pthread_cond_broadcast(&f->changed);
     pthread_mutex_unlock(&f->lock);
 }

@@ -105,6 +105,7 @@ static struct larder_feed *feed_create(struct larder *c, const struct larder_fee
     f->contiguous = o->contiguous != 0;
     f->aside = o->aside != 0;
     f->depth_bytes = o->depth_bytes;
+    f->batches_ahead_max = o->depth_batches ? o->depth_batches : UINT32_MAX;
     f->chunk_bytes_max = o->depth_bytes < FEED_CHUNK_BYTES_MIN ? FEED_CHUNK_BYTES_MIN : o->depth_bytes;
     list_init(&f->batches);
     list_init(&f->unused);

@@ -6,13 +6,14 @@
  *   scout       runs some batches before the planner, so that parts and sample indexes are there in time
  *               (feed_scout.c)
  *   workers     read local files (feed_local.c), decode chunks, copy samples out of them, ask again after
- * losses (feed_worker.c), see to samples that could not be read (feed_repair.c), report to the server
- * (feed_report.c) consumer    whoever calls larder_feed_next (feed.c)
+ *               losses (feed_worker.c), see to samples that could not be read (feed_repair.c), report to the
+ *               server (feed_report.c)
+ *   consumer    whoever calls larder_feed_next (feed.c)
  *
  * Memory: depth_bytes of pinned memory for the samples of batches ahead and of those the consumer holds
  * (feed_arena.h); for imported datasets as much again, at least 16 MiB, for chunks on their way and decoded
  * ones that may be wanted again, and up to a quarter of that in spare buffers (feed_chunks.c); beside them
- * descriptions of batches and sample indexes.
+ * sample indexes, and descriptions of batches, up to a quarter of depth_bytes or two batches.
  *
  * One lock guards everything that more than one of them touches. It is taken before the dataset's locks and
  * those of connections, and held only for bookkeeping: no copying, decoding or asking happens under it.
@@ -94,6 +95,7 @@ struct larder_batch {
     uint32_t piece_count;
     uint8_t *data;
     size_t data_bytes;
+    uint64_t described_bytes;   /* of all that describes it, about */
     struct feed_region *region; /* of data; NULL: a mapping of its own, larger than the arena */
     uint32_t pending;           /* pieces not in place, and 1 while it is planned */
     uint32_t fetching;          /* of these, on their way through the network */
@@ -184,7 +186,9 @@ struct larder_feed {
     bool closing, planned_all;
     bool want_space; /* the planner waits for room in the arena */
     struct feed_arena arena;
-    struct list batches; /* planned and not handed out, in order */
+    struct list batches;                       /* planned and not handed out, in order */
+    uint32_t batches_ahead, batches_ahead_max; /* of them; those are planned before it waits */
+    uint64_t described_bytes;                  /* of all batches */
     uint32_t batches_out;
     bool closed; /* the last batch to be released frees the feed */
 

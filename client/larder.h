@@ -389,14 +389,16 @@ struct larder_feed_options {
                            together, and each goes round at its own pace. Resuming needs the same mix */
     unsigned mix_count; /* <= LARDER_MIX_MAX */
     int contiguous;     /* 1: a field that has the same size in all samples of a batch lies in one piece of
-                           memory, see     larder_batch_stack */
+                           memory, see larder_batch_stack */
     int aside; /* 1: saves do not take this feed's position by themselves; for evaluation beside training */
-    const char *run; /* the run that the job trains, for larder status; may be NULL */
-    const char *local_dir; /* of a published directory: the server's own folder, as this machine sees it (it is
-                              the server's, or the folder is mounted here). Samples are then read straight from
-                              its files, and only their places come from the server. Refused (-EILSEQ) unless
-                              names, sizes, times and inodes are those of the server's version, and so is any
-                              change later. Not for token files. NULL: all comes from the server */
+    const char *run;        /* the run that the job trains, for larder status; may be NULL */
+    const char *local_dir;  /* of a published directory: the server's own folder, as this machine sees it (it
+                               is  the server's, or the folder is mounted here). Samples are then read straight
+                               from  its files, and only their places come from the server. Refused (-EILSEQ)
+                               unless  names, sizes, times and inodes are those of the server's version, and so
+                               is any  change later. Not for token files. NULL: all comes from the server */
+    uint32_t depth_batches; /* batches ahead at most; 0: as many as depth_bytes hold, and a quarter of it
+                               their descriptions */
 };
 /* Refused with the numbers: a dataset without samples, fewer samples than one global batch, a batch not
  * divisible by world, a state of another dataset, mix, choice of shards, seed or version. */
@@ -550,16 +552,16 @@ struct larder_scratch_info {
 };
 /* Writes a new file beside it, syncs it, and lets it take the name: path holds the old or the new, never a
  * mixture, and the new one durably when 0 is returned. -EEXIST: path is there, and is no scratch file. After
- * a crash a file "path.partial-..." may be left, which may be removed. Of device tensors it writes what they hold
- * once their streams have done what they were given until now; those with strides need the kernels of a build
- * with nvcc: -ENOTSUP. Blocks. options and info may be NULL. Any thread. */
+ * a crash a file "path.partial-..." may be left, which may be removed. Of device tensors it writes what they
+ * hold once their streams have done what they were given until now; those with strides need the kernels of a
+ * build with nvcc: -ENOTSUP. Blocks. options and info may be NULL. Any thread. */
 LARDER_API int larder_scratch_write(const char *path, const struct larder_tensor *tensors, size_t count,
                                     const struct larder_scratch_options *options,
                                     struct larder_scratch_info *info, struct larder_error *e);
 /* Reads tensors by name into their memory: those of the file that are asked for. -ENOENT: it is not in the
  * file; -EILSEQ: dtype, shape or box are not those that were written; -EBADMSG: damaged, by name and place
- * (what was read is in memory all the same). Device memory is written after what the tensors' streams were given
- * until now, and is complete when this returns. */
+ * (what was read is in memory all the same). Device memory is written after what the tensors' streams were
+ * given until now, and is complete when this returns. */
 LARDER_API int larder_scratch_read(const char *path, const struct larder_tensor *tensors, size_t count,
                                    const struct larder_scratch_options *options,
                                    struct larder_scratch_info *info, struct larder_error *e);
@@ -607,8 +609,8 @@ struct larder_way {
     size_t size;
     char way[384], why[256];
 };
-/* Which way the bytes of a use go, from or to device memory where there is a device. folder: for files, tried with
- * one that is removed again; NULL: the current one. */
+/* Which way the bytes of a use go, from or to device memory where there is a device. folder: for files, tried
+ * with one that is removed again; NULL: the current one. */
 LARDER_API int larder_machine_way(enum larder_use use, const char *folder, struct larder_way *out,
                                   struct larder_error *e);
 
