@@ -134,18 +134,23 @@ void local_shard_path(const struct dataset_local *l, uint32_t shard, char *out, 
     snprintf(out, size, "%s/%s", l->folder, name_of(l, shard));
 }
 
-int local_shard_same(const struct dataset_local *l, uint32_t shard, int fd, struct err *e)
+int local_shard_same(const struct dataset_local *l, uint32_t shard, const struct stat *seen, struct err *e)
 {
-    struct stat st;
-    if (fstat(fd, &st) < 0)
-        return err_sys(e, errno, "%s/%s", l->folder, name_of(l, shard));
-    const struct published_file now = file_of(&st), *was = &l->files[shard];
+    const struct published_file now = file_of(seen), *was = &l->files[shard];
     if (now.bytes == was->bytes && now.mtime_ns == was->mtime_ns && now.inode == was->inode)
         return 0;
     return err_set(e, ERR_MISMATCH,
                    "shard %s of %s was replaced while it was being read (%" PRIu64 " bytes then, %" PRIu64
                    " now); open the dataset again",
                    name_of(l, shard), l->dataset->name, was->bytes, now.bytes);
+}
+
+static int look_again(const struct local_shard *s, struct err *e)
+{
+    struct stat st;
+    if (fstat(s->fd, &st) < 0)
+        return err_sys(e, errno, "%s/%s", s->local->folder, name_of(s->local, s->shard));
+    return local_shard_same(s->local, s->shard, &st, e);
 }
 
 int local_shard_open(const struct dataset_local *l, uint32_t shard, struct local_shard *out, struct err *e)
@@ -157,7 +162,7 @@ int local_shard_open(const struct dataset_local *l, uint32_t shard, struct local
                              name_of(l, shard), l->dataset->name, l->folder)
                    : err_sys(e, errno, "%s/%s", l->folder, name_of(l, shard));
     *out = (struct local_shard){.local = l, .shard = shard, .fd = fd};
-    int rc = local_shard_same(l, shard, fd, e);
+    int rc = look_again(out, e);
     if (rc < 0)
         local_shard_close(out);
     return rc;
@@ -180,5 +185,5 @@ int local_shard_read(const struct local_shard *s, uint64_t offset, size_t n, voi
                            offset + done);
         done += got > 0 ? (size_t)got : 0;
     }
-    return local_shard_same(s->local, s->shard, s->fd, e);
+    return look_again(s, e);
 }

@@ -8,6 +8,8 @@
 #ifndef LARDER_CLIENT_DATASET_LOCAL_H
 #define LARDER_CLIENT_DATASET_LOCAL_H
 
+#include <sys/stat.h>
+
 #include "client/dataset_view.h"
 
 struct dataset_local;
@@ -31,8 +33,9 @@ must_check int local_shard_open(const struct dataset_local *l, uint32_t shard, s
 void local_shard_close(struct local_shard *s);
 /* The path, for those who open it by other means, and look at it with local_shard_same. */
 void local_shard_path(const struct dataset_local *l, uint32_t shard, char *out, size_t size);
-/* Is fd still the file that the version names? ERR_MISMATCH. */
-must_check int local_shard_same(const struct dataset_local *l, uint32_t shard, int fd, struct err *e);
+/* Is what was seen of an open file that of the version? ERR_MISMATCH. */
+must_check int local_shard_same(const struct dataset_local *l, uint32_t shard, const struct stat *seen,
+                                struct err *e);
 /* n bytes from offset on, checked to be of the version. */
 must_check int local_shard_read(const struct local_shard *s, uint64_t offset, size_t n, void *to,
                                 struct err *e);

@@ -529,6 +529,33 @@ LARDER_API int64_t larder_dataset_read(struct larder_dataset *d, size_t shard, u
                                        size_t n, struct larder_error *e);
 LARDER_API void larder_dataset_close(struct larder_dataset *d);
 
+/* ---- published shards on this machine
+ * -------------------------------------------------------------------------------------------------- */
+
+/* Whole shards, or ranges of them, of a published directory whose folder this machine sees too: straight from
+ * the file to host or device memory, without the server; for device memory by cuFile (GPUDirect Storage)
+ * where it is there, else by a pinned bounce buffer. A feed does that for samples: see its local_dir. */
+struct larder_local;
+struct larder_local_options {
+    size_t size;
+    const char *local_dir;     /* the server's folder as this machine sees it, as for feeds */
+    enum larder_memory memory; /* that is read into */
+    int device;                /* CUDA: ordinal */
+    int bounce;                /* 1: by the bounce buffer, also where cuFile is there */
+};
+/* Checks that the files are the server's, as for feeds. d stays open for longer. */
+LARDER_API int larder_local_open(struct larder_dataset *d, const struct larder_local_options *o,
+                                 struct larder_local **out, struct larder_error *e);
+/* Bytes of a shard; returns how many (fewer only at its end). Device memory is written after what the stream
+ * (a CUstream; NULL: the default stream) was given until now, and is complete when this returns. -EILSEQ: the
+ * file is not, or not any more, the one that the server published; then nothing of it is to be used. */
+LARDER_API int64_t larder_local_read(struct larder_local *l, size_t shard, uint64_t offset, void *p, size_t n,
+                                     void *stream, struct larder_error *e);
+/* How the bytes of the shard read last came: "cuFile, direct", "cuFile, compatibility mode: ...", "pinned
+ * bounce buffer: ...". */
+LARDER_API const char *larder_local_path(const struct larder_local *l);
+LARDER_API void larder_local_close(struct larder_local *l); /* NULL allowed */
+
 /* ---- scratch files
  * -------------------------------------------------------------------------------------------------- */
 
@@ -602,8 +629,9 @@ LARDER_API int larder_machine_device(int ordinal, struct larder_device *out, str
 enum larder_use {
     LARDER_USE_SAVE = 1,
     LARDER_USE_RESTORE = 2,
-    LARDER_USE_FEED = 3,   /* over the network */
-    LARDER_USE_SCRATCH = 4 /* files in a folder of this machine */
+    LARDER_USE_FEED = 3,    /* over the network */
+    LARDER_USE_SCRATCH = 4, /* files in a folder of this machine */
+    LARDER_USE_LOCAL = 5    /* published shards in a folder of this machine */
 };
 struct larder_way {
     size_t size;

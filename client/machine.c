@@ -93,8 +93,16 @@ int larder_machine_device(int ordinal, struct larder_device *out, struct larder_
 /* ---- ways ---- */
 
 /* A file that comes and goes in the folder, opened for device 0. */
-static int way_of_files(const char *folder, enum memory_kind kind, struct larder_way *w, struct err *e)
+static int way_of_files(enum larder_use use, const char *folder, enum memory_kind kind, struct larder_way *w,
+                        struct err *e)
 {
+    static const char *const why[] = {
+        [LARDER_USE_SCRATCH] =
+            "plain bytes on a disk of this machine: its cores have nothing to do to them but hash",
+        [LARDER_USE_LOCAL] = "plain bytes on a disk of this machine; feeds, which want many small pieces, "
+                             "read them into a ring in "
+                             "host memory first",
+    };
     struct memory *m = NULL;
     struct file_access *a = NULL;
     struct file *f = NULL;
@@ -108,13 +116,13 @@ static int way_of_files(const char *folder, enum memory_kind kind, struct larder
     if (rc == 0)
         unlink(path);
     if (rc == 0)
-        snprintf(w->way, sizeof w->way, "%s memory <-> file: %.300s", kind == MEMORY_HOST ? "host" : "device",
-                 file_path(f));
+        snprintf(w->way, sizeof w->way,
+                 use == LARDER_USE_LOCAL ? "file -> %s memory: %.300s" : "%s memory <-> file: %.300s",
+                 kind == MEMORY_HOST ? "host" : "device", file_path(f));
     file_close(f);
     file_access_close(a);
     memory_close(m);
-    snprintf(w->why, sizeof w->why,
-             "plain bytes on a disk of this machine: its cores have nothing to do to them but hash");
+    snprintf(w->why, sizeof w->why, "%s", why[use]);
     return rc;
 }
 
@@ -165,13 +173,13 @@ int larder_machine_way(enum larder_use use, const char *folder, struct larder_wa
     err_clear(&e);
     memory_probe(MEMORY_CUDA, &cuda);
     enum memory_kind kind = cuda.usable ? MEMORY_CUDA : MEMORY_HOST;
-    if (use == LARDER_USE_SCRATCH)
-        rc = way_of_files(folder ? folder : ".", kind, &w, &e);
+    if (use == LARDER_USE_SCRATCH || use == LARDER_USE_LOCAL)
+        rc = way_of_files(use, folder ? folder : ".", kind, &w, &e);
     else if (use == LARDER_USE_SAVE || use == LARDER_USE_RESTORE || use == LARDER_USE_FEED)
         rc = way_of_network(use, kind, &w, &e);
     else
         rc = err_set(&e, ERR_INVALID, "%d is not a use; expected %d to %d", (int)use, LARDER_USE_SAVE,
-                     LARDER_USE_SCRATCH);
+                     LARDER_USE_LOCAL);
     memcpy(out, &w, out->size < sizeof w ? out->size : sizeof w);
     return client_leave(rc, &e, error);
 }

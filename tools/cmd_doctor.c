@@ -211,6 +211,7 @@ static const struct {
 } uses[] = {{LARDER_USE_SAVE, "saves"},
             {LARDER_USE_RESTORE, "restores"},
             {LARDER_USE_FEED, "feeds over the network"},
+            {LARDER_USE_LOCAL, "shards on this machine"},
             {LARDER_USE_SCRATCH, "scratch files"}};
 
 /* Which way bytes go, and why: for people, or into the list. */

@@ -149,7 +149,7 @@ def test_status(server):
     assert "_" not in "".join(figures)  # each of the server's keys has words of its own
 
 
-USES = ["saves", "restores", "feeds over the network", "scratch files"]
+USES = ["saves", "restores", "feeds over the network", "shards on this machine", "scratch files"]
 
 
 def doctor_with(folder, cuda, cufile=""):
@@ -174,6 +174,7 @@ def test_doctor_without_a_gpu(tmp_path):
     assert not any(name.startswith("device") for name in checks)
     assert ways == {"saves": "host memory -> staging memory -> network", "restores": "network -> host memory",
                     "feeds over the network": "network -> ring in host memory",
+                    "shards on this machine": "file -> host memory: read and written in place",
                     "scratch files": "host memory <-> file: read and written in place"}
 
 
@@ -184,6 +185,7 @@ def test_doctor_with_gpus(tmp_path):
     assert checks["  pinned memory"]["state"] == "ok" and checks["cuFile"]["state"] == "ok"
     assert ways["saves"] == "device memory -> pinned staging memory -> network"
     assert ways["restores"] == "network -> pinned host memory -> device memory"
+    assert ways["shards on this machine"].startswith("file -> device memory: cuFile, ")
     assert re.match(r"device memory <-> file: cuFile, (direct|compatibility mode: the file system has no direct I/O)", ways["scratch files"])
 
 

@@ -21,11 +21,14 @@
 #include "client/larder.h"
 #include "tests/support/folder.h"
 #include "tests/support/larderd.h"
+#include "tests/support/standin_cufile.h"
 #include "tests/support/tarball.h"
 
 #define SHARDS  5
 #define SAMPLES 24 /* in each */
 #define BATCH   8
+
+static const struct standin *cuda;
 
 struct world {
     char folder[256];
@@ -234,13 +237,106 @@ static void a_feed_is_closed_in_the_middle(void **state)
     }
 }
 
+/* ---- whole shards ---- */
+
+static uint8_t *file_bytes(const struct world *w, unsigned shard, size_t *n)
+{
+    char path[400];
+    snprintf(path, sizeof path, "%s/shard-%u.tar", w->folder, shard);
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    uint8_t *p = malloc(4u << 20);
+    *n = fread(p, 1, 4u << 20, f);
+    fclose(f);
+    return p;
+}
+
+static void shards_come_to_any_memory(void **state)
+{
+    struct world *w = *state;
+    struct larder_dataset *d = NULL;
+    struct larder_error e = {0};
+    struct memory *m = NULL;
+    uint8_t *device = NULL, *host = malloc(4u << 20);
+    static const struct {
+        enum larder_memory memory;
+        int bounce;
+        const char *path;
+    } ways[] = {{LARDER_MEMORY_HOST, 0, "read and written in place"},
+                {LARDER_MEMORY_CUDA, 1, "pinned bounce buffer: as asked for"},
+                {LARDER_MEMORY_CUDA, 0, "cuFile, "}};
+    assert_int_equal(memory_open(MEMORY_CUDA, 0, &m, NULL), 0);
+    assert_int_equal(memory_alloc(m, 4u << 20, (void **)&device, NULL), 0);
+    assert_int_equal(larder_dataset_open(w->client, "published", 0, &d, &e), 0);
+    larderd_end(&w->server, SIGKILL);
+    for (size_t k = 0; k < sizeof ways / sizeof ways[0]; k++) {
+        struct larder_local_options o = LARDER_INIT(larder_local_options);
+        struct larder_local *l = NULL;
+        o.local_dir = w->folder;
+        o.memory = ways[k].memory;
+        o.bounce = ways[k].bounce;
+        bool on_device = o.memory == LARDER_MEMORY_CUDA;
+        uint8_t *to = on_device ? device : host, *seen = on_device ? cuda->standin_peek(device) : host;
+        assert_int_equal(larder_local_open(d, &o, &l, &e), 0);
+        for (unsigned shard = 0; shard < SHARDS; shard++) {
+            size_t n;
+            uint8_t *expected = file_bytes(w, shard, &n);
+            memset(seen, 0x77, 4u << 20);
+            assert_int_equal(larder_local_read(l, shard, 0, to, 4u << 20, NULL, &e), n);
+            assert_memory_equal(seen, expected, n);
+            assert_int_equal(seen[n], 0x77);
+            assert_int_equal(larder_local_read(l, shard, 777, to + 5, 1234, NULL, &e), 1234);
+            assert_memory_equal(seen + 5, expected + 777, 1234);
+            assert_int_equal(larder_local_read(l, shard, n, to, 1, NULL, &e), 0);
+            free(expected);
+        }
+        assert_memory_equal(larder_local_path(l), ways[k].path, strlen(ways[k].path));
+        assert_true(larder_local_read(l, SHARDS, 0, to, 1, NULL, &e) == -EINVAL);
+        assert_true(larder_local_read(l, 0, 0, on_device ? host : device, 1, NULL, &e) == -EINVAL);
+        larder_local_close(l);
+    }
+    larder_dataset_close(d);
+    memory_free(m, device);
+    memory_close(m);
+    free(host);
+}
+
+static void a_shard_that_changes_is_noticed(void **state)
+{
+    struct world *w = *state;
+    struct larder_local_options o = LARDER_INIT(larder_local_options);
+    struct larder_dataset *d = NULL;
+    struct larder_local *l = NULL;
+    struct larder_error e = {0};
+    char path[400];
+    uint8_t byte;
+    assert_int_equal(larder_dataset_open(w->client, "published", 0, &d, &e), 0);
+    assert_int_equal(larder_local_open(d, &o, &l, &e), -EINVAL); /* no folder */
+    o.local_dir = "/";
+    assert_int_equal(larder_local_open(d, &o, &l, &e), -EILSEQ);
+    o.local_dir = w->folder;
+    assert_int_equal(larder_local_open(d, &o, &l, &e), 0);
+    assert_int_equal(larder_local_read(l, 1, 0, &byte, 1, NULL, &e), 1);
+    snprintf(path, sizeof path, "%s/shard-1.tar", w->folder);
+    assert_int_equal(truncate(path, 512), 0); /* the file that is open */
+    assert_true(larder_local_read(l, 1, 5000, &byte, 1, NULL, &e) == -EILSEQ);
+    assert_true(larder_local_read(l, 1, 0, &byte, 1, NULL, &e) == -EILSEQ);
+    assert_int_equal(larder_local_read(l, 2, 0, &byte, 1, NULL, &e), 1);
+    larder_local_close(l);
+    larder_dataset_close(d);
+}
+
 int main(void)
 {
+    cuda = standin_load("memory=16M seed=5 delay_us=100");
+    (void)standin_cufile_load(NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(local_files_give_the_servers_samples, setup, teardown),
         cmocka_unit_test_setup_teardown(other_files_are_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(files_that_change_are_noticed, setup, teardown),
         cmocka_unit_test_setup_teardown(a_feed_is_closed_in_the_middle, setup, teardown),
+        cmocka_unit_test_setup_teardown(shards_come_to_any_memory, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_shard_that_changes_is_noticed, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
