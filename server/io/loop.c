@@ -6,6 +6,7 @@
 #include "server/io/loop.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -97,6 +98,18 @@ static void submit_transfer(struct loop *l, struct io_op *op, enum io_code code,
 void loop_read(struct loop *l, struct io_op *op, int fd, void *p, size_t n, uint64_t offset)
 {
     submit_transfer(l, op, IO_READ, fd, p, n, offset);
+}
+
+void loop_advise(struct loop *l, struct io_op *op, int fd, uint64_t offset, uint64_t n,
+                 enum loop_advice advice)
+{
+    struct io_req *r = begin(l, op, IO_ADVISE);
+    check(fd >= 0 && n <= INT64_MAX && offset <= INT64_MAX - n);
+    r->fd = fd;
+    r->n = n;
+    r->offset = offset;
+    r->flags = advice == LOOP_FORGET ? POSIX_FADV_DONTNEED : POSIX_FADV_WILLNEED;
+    submit(l, op);
 }
 
 void loop_write(struct loop *l, struct io_op *op, int fd, const void *p, size_t n, uint64_t offset)

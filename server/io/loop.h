@@ -42,8 +42,14 @@ struct io_op {
 
 /* Files. Paths are absolute or relative to the process's folder (in the simulator: its own tree),
  * NUL-terminated. */
-void loop_open(struct loop *l, struct io_op *op, const char *path, int flags, mode_t mode); /* result: fd */
+/* result: fd. Files and folders only: of anything else, and of a pipe whose other end nobody opens,
+ * -EMEDIUMTYPE at once. */
+void loop_open(struct loop *l, struct io_op *op, const char *path, int flags, mode_t mode);
 void loop_read(struct loop *l, struct io_op *op, int fd, void *p, size_t n, uint64_t offset);
+/* What the page cache should do about a range of a file; a hint. */
+enum loop_advice { LOOP_WILL_NEED, LOOP_FORGET };
+void loop_advise(struct loop *l, struct io_op *op, int fd, uint64_t offset, uint64_t n,
+                 enum loop_advice advice);
 void loop_write(struct loop *l, struct io_op *op, int fd, const void *p, size_t n, uint64_t offset);
 void loop_fdatasync(struct loop *l, struct io_op *op, int fd);
 void loop_fsync(struct loop *l, struct io_op *op, int fd); /* also folders */
@@ -63,7 +69,7 @@ struct loop_stat {
     uint64_t bytes;
     uint64_t mtime_ns;
     uint64_t inode;
-    bool folder;
+    bool folder, file; /* neither: a pipe, a device, a socket */
 };
 void loop_stat(struct loop *l, struct io_op *op, const char *path, struct loop_stat *out);
 

@@ -17,9 +17,9 @@
 const char *io_code_name(enum io_code code)
 {
     static const char *const names[IO_CODE_COUNT] = {
-        "open",   "read",    "write",  "fdatasync", "fsync",      "allocate", "truncate",
-        "close",  "link",    "unlink", "rmdir",     "mkdir",      "stat",     "list",
-        "accept", "connect", "recv",   "send",      "send_parts",
+        "open",   "read",   "write",   "fdatasync", "fsync", "allocate",   "truncate",
+        "close",  "link",   "unlink",  "rmdir",     "mkdir", "stat",       "list",
+        "advise", "accept", "connect", "recv",      "send",  "send_parts",
     };
     return (unsigned)code < IO_CODE_COUNT ? names[code] : "unknown";
 }
@@ -159,6 +159,7 @@ void io_stat_fill(struct loop_stat *out, const struct statx *sx)
         .mtime_ns = (uint64_t)sx->stx_mtime.tv_sec * 1000000000u + sx->stx_mtime.tv_nsec,
         .inode = sx->stx_ino,
         .folder = S_ISDIR(sx->stx_mode),
+        .file = S_ISREG(sx->stx_mode),
     };
 }
 
@@ -189,11 +190,31 @@ static int64_t result_of(int value)
     return value < 0 ? -errno : value;
 }
 
+/* Opened without waiting, a pipe has no writer to wait for; a file is read and written as always, so the flag
+ * goes again. */
+int64_t io_opened(int64_t fd, int flags)
+{
+    struct stat st;
+    if (fd < 0)
+        return fd == -ENXIO ? -EMEDIUMTYPE : fd;
+    int64_t result = result_of(fstat((int)fd, &st));
+    if (result == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+        result = -EMEDIUMTYPE;
+    if (result == 0)
+        result = result_of(fcntl((int)fd, F_SETFL, flags & (O_APPEND | O_DIRECT | O_NOATIME)));
+    if (result == 0)
+        return fd;
+    close((int)fd);
+    return result;
+}
+
 /* Close is not repeated after EINTR: Linux has released the descriptor by then. */
 static int64_t attempt(struct io_req *r)
 {
     switch ((enum io_code)r->code) {
-    case IO_OPEN: return result_of(open(r->path, r->flags | O_CLOEXEC, (mode_t)r->mode));
+    case IO_OPEN:
+        return io_opened(result_of(open(r->path, r->flags | IO_OPEN_FLAGS, (mode_t)r->mode)), r->flags);
+    case IO_ADVISE: return -posix_fadvise(r->fd, (off_t)r->offset, (off_t)r->n, r->flags);
     case IO_FDATASYNC: return result_of(fdatasync(r->fd));
     case IO_FSYNC: return result_of(fsync(r->fd));
     case IO_ALLOCATE: return result_of(fallocate(r->fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)r->offset));

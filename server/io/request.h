@@ -30,6 +30,7 @@ enum io_code {
     IO_MKDIR,
     IO_STAT,
     IO_LIST,
+    IO_ADVISE,
     IO_ACCEPT,
     IO_CONNECT,
     IO_RECV,
@@ -52,7 +53,7 @@ struct io_req {
     bool cancelled; /* loop_cancel was called */
     bool started;   /* on a helper thread: too late to take it back */
     int32_t fd;
-    int32_t flags;
+    int32_t flags;   /* of open; of advise: POSIX_FADV_* */
     uint32_t mode;   /* of open and mkdir; of a transfer: attempts that fell behind */
     uint64_t offset; /* of a transfer; the length for allocate and truncate; bytes taken off the parts */
     size_t n, done;  /* bytes asked, bytes transferred */
@@ -90,6 +91,11 @@ must_check bool io_settle(struct io_op *op, int64_t result);
 
 /* The request by plain system calls, to its end: for helper threads. Not for sockets. Returns the result. */
 int64_t io_blocking(struct io_op *op);
+
+/* What an open gave, made with IO_OPEN_FLAGS besides those asked for: closed again, with -EMEDIUMTYPE, unless
+ * it is a file or a folder. */
+#define IO_OPEN_FLAGS (O_CLOEXEC | O_NONBLOCK)
+int64_t io_opened(int64_t fd, int flags);
 
 struct statx;
 void io_stat_fill(struct loop_stat *out, const struct statx *sx);

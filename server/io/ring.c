@@ -42,13 +42,16 @@ struct ring {
 };
 
 static const uint8_t opcodes[IO_CODE_COUNT] = {
-    [IO_OPEN] = IORING_OP_OPENAT,        [IO_READ] = IORING_OP_READ,      [IO_WRITE] = IORING_OP_WRITE,
-    [IO_FDATASYNC] = IORING_OP_FSYNC,    [IO_FSYNC] = IORING_OP_FSYNC,    [IO_ALLOCATE] = IORING_OP_FALLOCATE,
-    [IO_TRUNCATE] = IORING_OP_NOP,       [IO_CLOSE] = IORING_OP_CLOSE,    [IO_LINK] = IORING_OP_LINKAT,
-    [IO_UNLINK] = IORING_OP_UNLINKAT,    [IO_RMDIR] = IORING_OP_UNLINKAT, [IO_MKDIR] = IORING_OP_MKDIRAT,
-    [IO_STAT] = IORING_OP_STATX,         [IO_LIST] = IORING_OP_NOP,       [IO_ACCEPT] = IORING_OP_ACCEPT,
-    [IO_CONNECT] = IORING_OP_CONNECT,    [IO_RECV] = IORING_OP_RECV,      [IO_SEND] = IORING_OP_SEND,
-    [IO_SEND_PARTS] = IORING_OP_SENDMSG,
+    [IO_OPEN] = IORING_OP_OPENAT,     [IO_READ] = IORING_OP_READ,
+    [IO_WRITE] = IORING_OP_WRITE,     [IO_FDATASYNC] = IORING_OP_FSYNC,
+    [IO_FSYNC] = IORING_OP_FSYNC,     [IO_ALLOCATE] = IORING_OP_FALLOCATE,
+    [IO_TRUNCATE] = IORING_OP_NOP,    [IO_CLOSE] = IORING_OP_CLOSE,
+    [IO_LINK] = IORING_OP_LINKAT,     [IO_UNLINK] = IORING_OP_UNLINKAT,
+    [IO_RMDIR] = IORING_OP_UNLINKAT,  [IO_MKDIR] = IORING_OP_MKDIRAT,
+    [IO_ADVISE] = IORING_OP_FADVISE,  [IO_STAT] = IORING_OP_STATX,
+    [IO_LIST] = IORING_OP_NOP,        [IO_ACCEPT] = IORING_OP_ACCEPT,
+    [IO_CONNECT] = IORING_OP_CONNECT, [IO_RECV] = IORING_OP_RECV,
+    [IO_SEND] = IORING_OP_SEND,       [IO_SEND_PARTS] = IORING_OP_SENDMSG,
 };
 
 static struct ring *ring_of(struct loop *l)
@@ -82,10 +85,13 @@ static void prepare_transfer(struct io_uring_sqe *sqe, struct io_req *q)
 static void prepare(struct io_uring_sqe *sqe, struct io_req *q)
 {
     switch ((enum io_code)q->code) {
-    case IO_OPEN: io_uring_prep_openat(sqe, AT_FDCWD, q->path, q->flags | O_CLOEXEC, (mode_t)q->mode); break;
+    case IO_OPEN:
+        io_uring_prep_openat(sqe, AT_FDCWD, q->path, q->flags | IO_OPEN_FLAGS, (mode_t)q->mode);
+        break;
     case IO_FDATASYNC: io_uring_prep_fsync(sqe, q->fd, IORING_FSYNC_DATASYNC); break;
     case IO_FSYNC: io_uring_prep_fsync(sqe, q->fd, 0); break;
     case IO_ALLOCATE: io_uring_prep_fallocate(sqe, q->fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)q->offset); break;
+    case IO_ADVISE: io_uring_prep_fadvise(sqe, q->fd, q->offset, (off_t)q->n, q->flags); break;
     case IO_CLOSE: io_uring_prep_close(sqe, q->fd); break;
     case IO_LINK: io_uring_prep_linkat(sqe, AT_FDCWD, q->path, AT_FDCWD, q->path2, 0); break;
     case IO_UNLINK: io_uring_prep_unlinkat(sqe, AT_FDCWD, q->path, 0); break;
@@ -135,7 +141,9 @@ static void finish(struct ring *r, struct io_op *op)
 {
     struct io_req *q = io_req(op);
     int64_t result = op->result;
-    if (q->code == IO_STAT) {
+    if (q->code == IO_OPEN) {
+        result = io_opened(result, q->flags);
+    } else if (q->code == IO_STAT) {
         if (result >= 0)
             io_stat_fill(q->out, q->aux);
         free(q->aux);

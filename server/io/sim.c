@@ -311,6 +311,7 @@ static int64_t perform_on_fd(struct sim *s, struct sim_fd *f, struct io_req *r)
     case IO_ALLOCATE:
         return sim_strikes(s, &s->options.faults.write_no_space) ? -ENOSPC
                                                                  : disk_allocate(f->node->disk, f, r->offset);
+    case IO_ADVISE: return 0;
     case IO_TRUNCATE: return disk_truncate(f->node->disk, f, r->offset);
     default: return perform_sync(s, f);
     }

@@ -345,8 +345,11 @@ int64_t disk_stat(struct disk *d, const char *path, struct loop_stat *out)
     struct inode *i;
     int status = find_inode(d, path, false, &i);
     if (status == 0)
-        *out = (struct loop_stat){
-            .bytes = i->size, .mtime_ns = i->mtime_ns, .inode = i->number, .folder = i->folder};
+        *out = (struct loop_stat){.bytes = i->size,
+                                  .mtime_ns = i->mtime_ns,
+                                  .inode = i->number,
+                                  .folder = i->folder,
+                                  .file = !i->folder};
     return status;
 }
 

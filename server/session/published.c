@@ -16,6 +16,10 @@ int published_create(struct worker *w, struct published **out)
     list_init(&p->versions);
     list_init(&p->indexes);
     list_init(&p->jobs);
+    if (shard_files_create(p, &p->files) < 0) {
+        free(p);
+        return -ENOMEM;
+    }
     *out = p;
     return 0;
 }
@@ -38,6 +42,7 @@ void published_destroy(struct published *p)
     if (!p)
         return;
     check(list_empty(&p->jobs));
+    shard_files_destroy(p->files);
     for (struct list *l; (l = list_pop(&p->versions));)
         pubversion_free(container_of(l, struct pubversion, link));
     for (struct list *l; (l = list_pop(&p->indexes));) {

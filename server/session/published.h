@@ -97,6 +97,7 @@ struct published {
     struct list indexes;
     uint64_t index_bytes;
     struct list jobs; /* sample indexes being built */
+    struct shard_files *files;
 };
 /* published_reads.c */
 /* Goes on with the version of that id once it is found, or ends the stream. */

@@ -108,7 +108,7 @@ static void load_opened(struct io_op *io)
 static void load_looked_at(struct io_op *io)
 {
     struct cache_op *op = container_of(io, struct cache_op, io);
-    bool fits = io->result >= 0 && !op->stat.folder && op->stat.bytes <= FILE_BYTES_MAX;
+    bool fits = io->result >= 0 && op->stat.file && op->stat.bytes <= FILE_BYTES_MAX;
     if (!fits || !buf_reserve(&op->file, op->stat.bytes)) {
         buf_free(&op->file);
         op->done(op);

@@ -90,7 +90,11 @@ void published_find_version(struct stream *st, const struct id *id, enum sched_c
     not_current(st, id);
 }
 
-/* Ranges. A piece opens its shard, reads, looks whether it read the right one, and closes. */
+/* Ranges: a piece gets its shard's file, reads, and looks whether the file still is the right one. */
+
+#define AHEAD_BYTES (8u << 20) /* of what is read, and asked of the page cache at most half of it at a time \
+                                */
+#define AHEAD_BYTES_MIN (512u << 10)
 
 static uint32_t shard_number(const struct id *object)
 {
@@ -102,66 +106,108 @@ static const struct pubshard *shard_of(const struct piece *p)
     return &p->stream->version->shards[shard_number(&p->object)];
 }
 
-static void range_done(struct io_op *op);
+/* A range of a file on its way into the page cache. */
+struct hint {
+    struct io_op io;
+    struct shard_file *file;
+};
 
-static void range_close(struct piece *p)
+static void hint_done(struct io_op *op) /* whether it helped shows when the range is read */
 {
-    p->stage = 3;
-    loop_close(p->stream->r.s->w->loop, &p->io, p->fd);
+    struct hint *h = container_of(op, struct hint, io);
+    shard_file_put(h->file);
+    free(h);
 }
 
-static void range_opened(struct piece *p)
+/* What follows the piece in its range will be read soon: the page cache is asked for it, so that the disk
+ * works ahead of the reads in large steps. Ranges far apart are read side by side anyway. */
+static void read_ahead(struct piece *p)
 {
-    const struct pubversion *v = p->stream->version;
-    struct extent *x = p->wait.extent;
-    struct io_op *op = &p->io;
-    if (op->result < 0) {
-        err_sys(&x->err, (int)-op->result, "shard %s of %s", shard_of(p)->name, v->dir->name);
-        piece_read(p, 0);
+    struct stream *st = p->stream;
+    uint64_t here = p->offset + p->extent_bytes, from = here, end = st->offset + st->left_bytes;
+    if (!id_equal(&st->object, &p->object) || st->left_bytes == 0 || st->offset < here)
         return;
-    }
-    p->fd = (int)op->result;
-    p->stage = 1;
-    loop_read(p->stream->r.s->w->loop, op, p->fd, x->memory, x->room, x->begin);
-}
-
-static void range_read(struct piece *p)
-{
-    const struct pubversion *v = p->stream->version;
-    struct extent *x = p->wait.extent;
-    int64_t got = p->io.result;
-    if (got < 0) {
-        err_sys(&x->err, (int)-got, "reading shard %s of %s at byte %" PRIu64, shard_of(p)->name,
-                v->dir->name, x->begin);
-        range_close(p);
+    if (id_equal(&st->hint_object, &p->object) && st->hint_end > from)
+        from = st->hint_end;
+    end = end < here + AHEAD_BYTES ? end : here + AHEAD_BYTES;
+    if (from + AHEAD_BYTES / 2 > here + AHEAD_BYTES || from + AHEAD_BYTES_MIN > end)
         return;
-    }
-    p->got_bytes = (uint32_t)got;
-    p->stage = 2;
-    loop_stat(p->stream->r.s->w->loop, &p->io, p->path, &p->stat);
+    struct hint *h = calloc(1, sizeof *h);
+    if (!h)
+        return;
+    h->file = p->file.file;
+    shard_file_hold(h->file);
+    h->io.done = hint_done;
+    loop_advise(st->r.s->w->loop, &h->io, shard_file_fd(h->file), from, end - from, LOOP_WILL_NEED);
+    metric_add(METRIC_ahead_read_bytes, (int64_t)(end - from));
+    st->hint_object = p->object;
+    st->hint_end = end;
 }
 
-static void range_checked(struct piece *p)
+static void range_end(struct piece *p, uint32_t bytes)
 {
+    if (p->file.file)
+        shard_file_put(p->file.file);
+    p->file.file = NULL;
+    piece_read(p, bytes);
+}
+
+static void range_checked(struct io_op *op)
+{
+    struct piece *p = container_of(op, struct piece, io);
     const struct pubversion *v = p->stream->version;
     struct extent *x = p->wait.extent;
-    if (p->io.result < 0)
-        err_sys(&x->err, (int)-p->io.result, "shard %s of %s is no longer what it was", shard_of(p)->name,
+    if (op->result < 0)
+        err_sys(&x->err, (int)-op->result, "shard %s of %s is no longer what it was", shard_of(p)->name,
                 v->dir->name);
     else if (pubfile_same(v, shard_of(p)->name, &shard_of(p)->stat, &p->stat, &x->err) < 0)
         check(x->err.class != ERR_NONE);
-    range_close(p);
+    range_end(p, x->err.class == ERR_NONE ? p->got_bytes : 0);
 }
 
-static void range_done(struct io_op *op)
+static void range_read(struct io_op *op)
 {
     struct piece *p = container_of(op, struct piece, io);
-    switch (p->stage) {
-    case 0: range_opened(p); break;
-    case 1: range_read(p); break;
-    case 2: range_checked(p); break;
-    default: piece_read(p, p->wait.extent->err.class == ERR_NONE ? p->got_bytes : 0);
+    struct extent *x = p->wait.extent;
+    if (op->result < 0) {
+        err_sys(&x->err, (int)-op->result, "reading shard %s of %s at byte %" PRIu64, shard_of(p)->name,
+                p->stream->version->dir->name, x->begin);
+        range_end(p, 0);
+        return;
     }
+    p->got_bytes = (uint32_t)op->result;
+    op->done = range_checked;
+    loop_stat(p->stream->r.s->w->loop, op, shard_file_path(p->file.file), &p->stat);
+}
+
+static void range_load(struct piece *p)
+{
+    struct extent *x = p->wait.extent;
+    p->io.done = range_read;
+    loop_read(p->stream->r.s->w->loop, &p->io, shard_file_fd(p->file.file), x->memory, x->room, x->begin);
+}
+
+static void range_forgotten(struct io_op *op)
+{
+    range_load(container_of(op, struct piece, io));
+}
+
+static void range_file(struct shard_file_wait *w)
+{
+    struct piece *p = container_of(w, struct piece, file);
+    struct extent *x = p->wait.extent;
+    if (!w->file) {
+        x->err = w->err;
+        range_end(p, 0);
+        return;
+    }
+    if (p->stream->fresh) { /* from the disk, whatever the page cache holds */
+        p->io.done = range_forgotten;
+        loop_advise(p->stream->r.s->w->loop, &p->io, shard_file_fd(w->file), x->begin, x->room, LOOP_FORGET);
+        return;
+    }
+    read_ahead(p);
+    range_load(p);
 }
 
 /* Of the version: pieces of another one that the same file belongs to do not join. */
@@ -169,17 +215,15 @@ static void range_key(struct piece *p)
 {
     const struct pubversion *v = p->stream->version;
     uint32_t shard = shard_number(&p->object);
-    bool fits = pubfile_path(v, shard_of(p)->name, p->path, sizeof p->path);
-    check(fits);
     p->key = v->id;
     le64_put(p->key.bytes, le64_get(v->id.bytes) + shard);
 }
 
 static void range_begin(struct piece *p)
 {
-    p->stage = 0;
-    p->io.done = range_done;
-    loop_open(p->stream->r.s->w->loop, &p->io, p->path, O_RDONLY | O_CLOEXEC, 0);
+    struct stream *st = p->stream;
+    p->file.got = range_file;
+    shard_file_get(st->r.s->w->published->files, st->version, shard_number(&p->object), &p->file);
 }
 
 static void range_ends(struct piece *p, uint64_t end)

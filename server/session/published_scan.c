@@ -98,7 +98,7 @@ static void idx_looked_at(struct io_op *op)
 {
     struct scan *s = container_of(op, struct scan, op);
     struct pubshard *shard = &s->building->shards[s->next];
-    if (op->result == -ENOENT || op->result == -ELOOP || (op->result >= 0 && s->stat.folder)) {
+    if (op->result == -ENOENT || op->result == -ELOOP || (op->result >= 0 && !s->stat.file)) {
         shard_missing(s, shard->idx);
     } else if (op->result < 0) {
         scan_fail_sys(s, op->result, "looking at");
@@ -126,9 +126,9 @@ static void shard_looked_at(struct io_op *op)
     bool gone = op->result == -ENOENT || op->result == -ELOOP; /* since it was listed; or a link to nothing */
     if (op->result < 0 && !gone) {
         scan_fail_sys(s, op->result, "looking at");
-    } else if ((gone || s->stat.folder) && (shard->mds || shard->idx)) {
+    } else if ((gone || !s->stat.file) && (shard->mds || shard->idx)) {
         shard_missing(s, shard->name);
-    } else if (gone || s->stat.folder) {
+    } else if (gone || !s->stat.file) {
         shard_drop(s);
         scan_next(s);
     } else {
@@ -336,7 +336,7 @@ static void json_looked_at(struct io_op *op)
         return;
     }
     s->json_stat = s->stat;
-    if (s->stat.folder || s->stat.bytes > MDS_INDEX_BYTES_MAX) {
+    if (!s->stat.file || s->stat.bytes > MDS_INDEX_BYTES_MAX) {
         scan_fail(s, ERR_LIMIT, "%s is no file of at most %u bytes", s->path, MDS_INDEX_BYTES_MAX);
         return;
     }

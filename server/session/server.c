@@ -410,6 +410,8 @@ static void worker_check_stopped(struct worker *w)
     for (size_t i = 0; i < w->server->o.listen_count; i++)
         if (w->listeners[i].fd >= 0 || w->listeners[i].accepting)
             return;
+    if (!shard_files_close(w->published->files))
+        return;
     w->stopped = true;
     loop_timer_clear(w->loop, &w->stop_timer);
     loop_timer_clear(w->loop, &w->sched_timer);
@@ -417,7 +419,7 @@ static void worker_check_stopped(struct worker *w)
     loop_post(w->server->workers[0].loop, &w->stopped_msg);
 }
 
-void worker_session_gone(struct worker *w)
+void worker_has_less(struct worker *w)
 {
     worker_check_stopped(w);
 }

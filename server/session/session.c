@@ -121,7 +121,7 @@ static void session_free(struct session *s)
     free(s);
     atomic_fetch_sub(&w->server->session_count, 1);
     w->session_count--;
-    worker_session_gone(w);
+    worker_has_less(w);
 }
 
 void session_leave(struct session *s)

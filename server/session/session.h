@@ -113,7 +113,7 @@ struct server {
 
 void worker_pump(struct worker *w); /* admits what the scheduler lets through */
 void worker_figures(const struct worker *w, struct worker_figures *out);
-void worker_session_gone(struct worker *w);
+void worker_has_less(struct worker *w); /* a session or file is gone: a stop may end */
 /* Ends a stop when nothing of the server is on its way any more. */
 void server_try_free(struct server *s);
 

@@ -14,6 +14,7 @@
 
 #include "server/session/extents.h"
 #include "server/session/session.h"
+#include "server/session/shard_files.h"
 
 #define PIECE_BYTES     EXTENT_BYTES_MAX /* read at once, and a border that no piece crosses */
 #define PIECE_PARTS_MAX 64u              /* ranges near each other that are read at once */
@@ -48,9 +49,9 @@ struct piece {
     struct backend_op op;
     struct io_op io;
     struct loop_stat stat;
-    char path[1024];
+    struct shard_file_wait file;
+    char path[BACKEND_NAME_BYTES_MAX + 1];
     uint32_t got_bytes;
-    int fd, stage;
 };
 
 /* Where a stream's bytes come from. */
@@ -89,6 +90,8 @@ struct stream {
     uint64_t offset, left_bytes;
     /* the rest is the source's */
     struct pubversion *version;
+    struct id hint_object; /* that the page cache was asked for, up to hint_end */
+    uint64_t hint_end;
     struct sample_index *samples;
     uint64_t position;
 };

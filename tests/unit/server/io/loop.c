@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -92,6 +93,45 @@ static void file_round_trip(void **state)
     close_fd(fd);
     fd = (int)open_at(rig_path(&rig, "f"), O_RDONLY);
     assert_int_equal(write_at(fd, text, 1, 0), -EBADF);
+    close_fd(fd);
+}
+
+static int64_t advise(int fd, uint64_t n, enum loop_advice advice)
+{
+    struct step s = {0};
+    loop_advise(rig.loop, step_op(&s), fd, 0, n, advice);
+    return step_end(&rig, &s);
+}
+
+/* Hints change nothing that can be read. */
+static void advice_is_taken(void **state)
+{
+    (void)state;
+    char text[] = "what was written", got[64];
+    int fd = (int)open_at(rig_path(&rig, "f"), O_CREAT | O_EXCL | O_RDWR);
+    assert_int_equal(write_at(fd, text, sizeof text, 0), sizeof text);
+    assert_int_equal(advise(fd, 1 << 20, LOOP_WILL_NEED), 0);
+    assert_int_equal(advise(fd, 1 << 20, LOOP_FORGET), 0);
+    assert_int_equal(read_at(fd, got, sizeof got, 0), sizeof text);
+    assert_memory_equal(got, text, sizeof text);
+    close_fd(fd);
+}
+
+/* None of them makes the loop wait. */
+static void only_files_and_folders_are_opened(void **state)
+{
+    (void)state;
+    assert_int_equal(mkfifo(rig_path(&rig, "pipe"), 0600), 0);
+    assert_int_equal(open_at(rig_path(&rig, "pipe"), O_RDONLY), -EMEDIUMTYPE);
+    assert_int_equal(open_at(rig_path(&rig, "pipe"), O_WRONLY), -EMEDIUMTYPE);
+    assert_int_equal(open_at("/dev/null", O_RDONLY), -EMEDIUMTYPE);
+    int fd = (int)open_at(rig_path(&rig, "."), O_RDONLY | O_DIRECTORY);
+    assert_true(fd >= 0);
+    assert_int_equal(fcntl(fd, F_GETFL) & O_NONBLOCK, 0);
+    close_fd(fd);
+    fd = (int)open_at(rig_path(&rig, "f"), O_CREAT | O_RDWR);
+    assert_true(fd >= 0);
+    assert_int_equal(fcntl(fd, F_GETFL) & (O_NONBLOCK | O_ACCMODE), O_RDWR);
     close_fd(fd);
 }
 
@@ -803,6 +843,8 @@ int main(void)
     struct CMUnitTest tests[] = {
         ON_ALL(submitting_never_calls_back),
         ON_ALL(file_round_trip),
+        ON_ALL(advice_is_taken),
+        ON_HOST(only_files_and_folders_are_opened),
         ON_ALL(direct_read_ends_inside_a_block),
         ON_ALL(truncate_gives_length),
         ON_ALL(folders_and_names),

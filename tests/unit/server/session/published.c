@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "server/obs/metrics.h"
 #include "tests/support/folder.h"
 #include "tests/support/publishing.h"
 #include "tests/support/served.h"
@@ -240,6 +241,109 @@ static void a_removed_or_shortened_shard_is_named(void **state)
     caller_close(&c);
 }
 
+/* Neither a pipe that nobody writes to nor a device keeps a reader waiting, in a folder or in a shard's
+ * place. */
+static void pipes_and_devices_are_no_shards(void **state)
+{
+    struct fixture *x = *state;
+    struct caller c;
+    struct published_opened o, again;
+    struct buf got = {0};
+    char path[512], zero[512];
+    join_as(x, &c, "acme");
+    assert_int_equal(published_open(&c, "records", &o), ERR_NONE);
+    snprintf(path, sizeof path, "%s/pipe", x->records);
+    snprintf(zero, sizeof zero, "%s/zero", x->records);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(symlink("/dev/zero", zero), 0);
+    assert_int_equal(published_open(&c, "records", &again), ERR_NONE);
+    assert_true(id_equal(&again.version, &o.version));
+    snprintf(path, sizeof path, "%s/r.bin", x->records);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(unlink(path), 0);
+        assert_int_equal(i == 0 ? mkfifo(path, 0600) : symlink("/dev/zero", path), 0);
+        struct err e =
+            caller_gather(&c, published_ask_read(&c, &o.version, UINT64_MAX, 1, 0, 5000), &got, SIZE_MAX);
+        assert_int_equal(e.class, ERR_MISMATCH);
+        assert_non_null(strstr(e.text, "r.bin of records is a pipe or a device now"));
+        assert_int_equal(got.n, 0);
+    }
+    buf_free(&got);
+    caller_close(&c);
+}
+
+/* The file stays open between reads, and is looked at each time all the same. */
+static void a_shard_that_is_open_is_looked_at_again(void **state)
+{
+    struct fixture *x = *state;
+    struct caller c;
+    struct published_opened o;
+    struct buf got = {0};
+    join_as(x, &c, "acme");
+    assert_int_equal(published_open(&c, "records", &o), ERR_NONE);
+    for (int i = 0; i < 3; i++) {
+        struct err e =
+            caller_gather(&c, published_ask_read(&c, &o.version, UINT64_MAX, 1, 0, 5000), &got, SIZE_MAX);
+        assert_int_equal(e.class, i < 2 ? ERR_NONE : ERR_MISMATCH);
+        if (i == 1)
+            folder_replace(x->records, "r.bin", x->big, BIG_BYTES);
+    }
+    assert_int_equal(got.n, 10000);
+    buf_free(&got);
+    caller_close(&c);
+}
+
+static void long_ranges_are_asked_for_ahead(void **state)
+{
+    struct fixture *x = *state;
+    struct caller c;
+    struct published_opened o;
+    struct buf got = {0};
+    join_as(x, &c, "acme");
+    assert_int_equal(published_open(&c, "records", &o), ERR_NONE);
+    int64_t before = metric_get(METRIC_ahead_read_bytes);
+    struct err e =
+        caller_gather(&c, published_ask_read(&c, &o.version, UINT64_MAX, 1, 0, 300000), &got, SIZE_MAX);
+    assert_int_equal(e.class, ERR_NONE);
+    assert_int_equal(metric_get(METRIC_ahead_read_bytes), before);
+    buf_reset(&got);
+    e = caller_gather(&c, published_ask_read(&c, &o.version, 4 << 20, 1, 0, BIG_BYTES), &got, SIZE_MAX);
+    assert_int_equal(e.class, ERR_NONE);
+    assert_int_equal(got.n, BIG_BYTES);
+    assert_memory_equal(got.p, x->big, BIG_BYTES);
+    int64_t ahead = metric_get(METRIC_ahead_read_bytes) - before;
+    assert_true(ahead <= BIG_BYTES);
+    buf_free(&got);
+    caller_close(&c);
+}
+
+/* One that came damaged is read from the disk again, and is the same. */
+static void a_shard_is_read_anew_when_asked(void **state)
+{
+    struct fixture *x = *state;
+    struct caller c;
+    struct published_opened o;
+    join_as(x, &c, "acme");
+    assert_int_equal(published_open(&c, "records", &o), ERR_NONE);
+    struct buf ranges = {0}, b = {0}, got = {0};
+    struct msg_read_range range = {.object.bytes = {1}, .offset = 5000, .bytes = 100000};
+    msg_read_range_encode(&range, &ranges);
+    struct msg_read m = {.source = READ_PUBLISHED,
+                         .class = 2 | READ_ANEW,
+                         .scope = o.version,
+                         .credit = UINT64_MAX,
+                         .count = 1,
+                         .ranges = SLICE(ranges.p, ranges.n)};
+    msg_read_encode(&m, &b);
+    struct err e = caller_gather(&c, caller_send(&c, OP_READ, 0, &b, (struct slice){0}), &got, SIZE_MAX);
+    assert_int_equal(e.class, ERR_NONE);
+    assert_int_equal(got.n, 100000);
+    assert_memory_equal(got.p, x->big + 5000, 100000);
+    buf_free(&ranges);
+    buf_free(&got);
+    caller_close(&c);
+}
+
 static void samples_are_indexed_once_and_streamed(void **state)
 {
     struct fixture *x = *state;
@@ -339,6 +443,10 @@ int main(void)
         WITH_FOLDERS(bytes_come_from_any_loop),
         WITH_FOLDERS(a_replaced_shard_is_never_mixed),
         WITH_FOLDERS(a_removed_or_shortened_shard_is_named),
+        WITH_FOLDERS(pipes_and_devices_are_no_shards),
+        WITH_FOLDERS(a_shard_that_is_open_is_looked_at_again),
+        WITH_FOLDERS(long_ranges_are_asked_for_ahead),
+        WITH_FOLDERS(a_shard_is_read_anew_when_asked),
         WITH_FOLDERS(samples_are_indexed_once_and_streamed),
         WITH_FOLDERS(a_cut_archive_is_named_with_its_place),
         WITH_FOLDERS(who_leaves_while_it_is_indexed_leaves_nothing),
