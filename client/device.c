@@ -88,16 +88,16 @@ static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct kept {
     struct kept *next;
     struct pool *pool;
-    struct device *devices;
+    void *needs;
 } * kept;
 
-void device_keep(struct pool *p, struct device *devices)
+void device_keep(struct pool *p, void *needs)
 {
     struct kept *k = malloc(sizeof *k);
     if (!k)
         return;
     pthread_mutex_lock(&kept_lock);
-    *k = (struct kept){.next = kept, .pool = p, .devices = devices};
+    *k = (struct kept){.next = kept, .pool = p, .needs = needs};
     kept = k;
     pthread_mutex_unlock(&kept_lock);
 }

@@ -33,8 +33,8 @@ bool device_any(struct larder *c);
 must_check int device_check(struct larder *c, struct device *d, const uint8_t *low, const uint8_t *high,
                             struct err *e);
 /* For memory that a device may still write to or read: it stays where it is, registered, until the process
- * ends. devices: what it needs for that, NULL allowed. */
-void device_keep(struct pool *p, struct device *devices);
+ * ends, and with it what it needs. NULL allowed. */
+void device_keep(struct pool *p, void *needs);
 /* When nothing is under way on any of them, and no pool is registered. */
 void devices_close(struct larder *c);
 

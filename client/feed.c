@@ -8,6 +8,7 @@
 
 #include "client/clock.h"
 #include "client/dataset_local.h"
+#include "client/device.h"
 #include "client/feed_private.h"
 #include "client/opened.h"
 
@@ -92,6 +93,7 @@ static void stop(struct larder_feed *f)
     pthread_cond_broadcast(&f->work);
     pthread_cond_broadcast(&f->changed);
     pthread_cond_broadcast(&f->scouting);
+    feed_lift_wake(f);
     pthread_mutex_unlock(&f->lock);
     for (uint32_t i = 0; i < f->source_count; i++)
         f->sources[i].dataset->closing = true;
@@ -103,6 +105,7 @@ static void stop(struct larder_feed *f)
         pthread_join(f->scout, NULL);
     for (unsigned i = 0; i < f->worker_count; i++)
         pthread_join(f->workers[i], NULL);
+    feed_lift_stop(f);
     feed_report_end(f);
     for (unsigned i = 0; i < f->conn_count; i++)
         conn_close(f->conns[i]); /* whatever was on its way has ended now */
@@ -123,10 +126,16 @@ static void stop(struct larder_feed *f)
 
 static void feed_free(struct larder_feed *f)
 {
+    bool settled = feed_lift_settle(f);
     feed_arena_reset(&f->arena);
     if (f->arena.base)
         pool_give(f->pool, f->arena.base);
-    pool_destroy(f->pool);
+    if (settled) {
+        pool_destroy(f->pool);
+        feed_lift_free(f->lift);
+    } else {
+        device_keep(f->pool, f->lift);
+    }
     pthread_cond_destroy(&f->scouting);
     pthread_cond_destroy(&f->work);
     pthread_cond_destroy(&f->space);
@@ -174,7 +183,7 @@ static void wait_for(struct larder_feed *f, const struct larder_batch *b, uint64
 {
     uint64_t begin = clock_ns(), before[FEED_CONNECTIONS_MAX];
     bool local = b && b->fetching == 0 && b->local > 0;
-    bool decoding = b && !local && b->fetching == 0 && b->pending > 1;
+    bool decoding = b && !local && b->fetching == 0 && (b->pending > 1 || b->complete);
     memcpy(before, f->disk_ms, sizeof before);
     clock_wait(&f->changed, &f->lock, until_ms);
     double s = (double)(clock_ns() - begin) / 1e9, disk = disk_seconds(f, before);
@@ -196,10 +205,18 @@ static int waited_in_vain(struct larder_feed *f, const struct larder_batch *b, u
             "no batch within %u ms: the %u batches that were handed out and not released hold all %" PRIu64
             " bytes of the ring; release them, or open the feed with a larger depth_bytes",
             timeout_ms, f->batches_out, f->depth_bytes);
+    if (b && b->complete && feed_lift_full(f))
+        return err_set(
+            e, ERR_TIMEOUT,
+            "no batch within %u ms: %u batches that were handed out and not released, and those whose "
+            "streams have not come so far, hold the ring on the device; release them, or open the feed "
+            "with a larger device_depth_bytes",
+            timeout_ms, f->batches_out);
     return err_set(e, ERR_TIMEOUT, "no batch within %u ms: %s; call again to go on waiting", timeout_ms,
-                   b && b->fetching == 0 && b->local > 0 ? "its files are being read"
-                   : b && b->fetching == 0               ? "its chunks are being decoded"
-                                                         : "its bytes are on their way from the server");
+                   b && b->complete                        ? "it waits for its copies to the device"
+                   : b && b->fetching == 0 && b->local > 0 ? "its files are being read"
+                   : b && b->fetching == 0                 ? "its chunks are being decoded"
+                                                           : "its bytes are on their way from the server");
 }
 
 /* With the lock held. */
@@ -331,9 +348,11 @@ void larder_batch_release(struct larder_batch *b)
         return;
     struct larder_feed *f = b->feed;
     pthread_mutex_lock(&f->lock);
-    feed_batch_free(b);
-    f->batches_out--;
-    bool last = f->closed && f->batches_out == 0;
+    bool gone = --b->references == 0; /* else tensors that were made of it stay */
+    if (gone)
+        feed_batch_free(b);
+    f->batches_out -= gone;
+    bool last = gone && f->closed && f->batches_out == 0;
     pthread_cond_signal(&f->space);
     pthread_mutex_unlock(&f->lock);
     if (last)
@@ -411,6 +430,10 @@ int larder_feed_info(struct larder_feed *f, struct larder_feed_info *out)
     for (uint32_t k = 0; k < f->source_count; k++)
         i.shards += f->sources[k].dataset->table.count;
     tell_path(f, i.path, sizeof i.path);
+    size_t told = strlen(i.path);
+    if (f->lift)
+        snprintf(i.path + told, sizeof i.path - told, " -> pinned host memory -> CUDA device %d",
+                 feed_lift_device(f));
     pthread_mutex_lock(&f->lock);
     feed_figures(f, &i);
     pthread_mutex_unlock(&f->lock);

@@ -42,6 +42,11 @@ static void tell_where(const struct larder_feed *f, const struct feed_piece *p, 
 
 void feed_batch_ready(struct larder_feed *f, struct larder_batch *b)
 {
+    b->complete = true;
+    if (f->lift && b->err.class == ERR_NONE) {
+        feed_lift_wake(f); /* ready when it is on its way to the device */
+        return;
+    }
     b->ready = true;
     pthread_cond_broadcast(&f->changed);
 }
@@ -301,6 +306,7 @@ static int take_space(struct larder_feed *f, struct larder_batch *b, size_t byte
 void feed_batch_free(struct larder_batch *b)
 {
     b->feed->described_bytes -= b->described_bytes;
+    feed_lift_drop(b);
     if (b->region)
         feed_arena_give(&b->feed->arena, b->region);
     else if (b->data)
@@ -571,7 +577,7 @@ void *feed_planner(void *arg)
         struct larder_batch *b = calloc(1, sizeof *b);
         if (!b)
             break; /* the consumer hears of it: not all was planned */
-        *b = (struct larder_batch){.feed = f, .slice = slice, .count = slice.count};
+        *b = (struct larder_batch){.feed = f, .slice = slice, .count = slice.count, .references = 1};
         list_init(&b->link);
         list_init(&b->repair);
         rc = plan_batch(f, b, &e);

@@ -40,6 +40,8 @@ static int check_options(const struct larder_feed_options *o, struct err *e)
             e, ERR_INVALID,
             "damage %d is not known: LARDER_DAMAGE_FAIL, LARDER_DAMAGE_SKIP or LARDER_DAMAGE_SUBSTITUTE",
             (int)o->damage);
+    if (o->memory != LARDER_MEMORY_HOST && o->memory != LARDER_MEMORY_CUDA)
+        return err_set(e, ERR_INVALID, "memory is %d; expected 0 (host) or 1 (CUDA)", (int)o->memory);
     if (o->connections > FEED_CONNECTIONS_MAX)
         return err_set(e, ERR_LIMIT, "%u connections, at most %u are allowed", o->connections,
                        FEED_CONNECTIONS_MAX);
@@ -63,6 +65,8 @@ static int options_of(const struct larder_feed_options *given, struct larder_fee
     o->connections = o->connections ? o->connections : 2;
     o->depth_bytes = o->depth_bytes ? o->depth_bytes : DEPTH_BYTES_DEFAULT;
     o->depth_bytes = o->depth_bytes < DEPTH_BYTES_MIN ? DEPTH_BYTES_MIN : o->depth_bytes;
+    o->device_depth_bytes = o->device_depth_bytes ? o->device_depth_bytes : o->depth_bytes;
+    o->device_depth_bytes = o->device_depth_bytes < DEPTH_BYTES_MIN ? DEPTH_BYTES_MIN : o->device_depth_bytes;
     if (o->window_shards == UINT32_MAX)
         o->window_shards = 0; /* sequential, as order.h has it */
     else if (o->window_shards == 0)
@@ -265,7 +269,7 @@ static int resume(struct larder_feed *f, const struct larder_feed_options *o, st
 
 /* ---- memory, threads ---- */
 
-static int take_memory(struct larder_feed *f, struct err *e)
+static int take_memory(struct larder_feed *f, const struct larder_feed_options *o, struct err *e)
 {
     size_t bytes = (size_t)(f->depth_bytes / 4096 * 4096);
     int rc = pool_create(bytes, bytes, &f->pool, e);
@@ -274,7 +278,7 @@ static int take_memory(struct larder_feed *f, struct err *e)
     uint8_t *base = pool_take(f->pool);
     check(base != NULL);
     feed_arena_init(&f->arena, base, bytes);
-    return 0;
+    return o->memory == LARDER_MEMORY_CUDA ? feed_lift_create(f, o->device, o->device_depth_bytes, e) : 0;
 }
 
 static unsigned workers_wanted(const struct larder_feed *f)
@@ -305,6 +309,8 @@ static int start_threads(struct larder_feed *f, struct err *e)
         rc = pthread_create(&f->scout, NULL, feed_scout, f);
         f->scout_started = rc == 0;
     }
+    if (rc == 0)
+        rc = feed_lift_start(f);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return rc == 0 ? 0 : err_sys(e, rc, "starting the threads of a feed");
 }
@@ -328,7 +334,7 @@ int larder_feed_open(struct larder *c, const struct larder_feed_options *given, 
     if (rc == 0)
         rc = resume(f, &o, &e);
     if (rc == 0)
-        rc = take_memory(f, &e);
+        rc = take_memory(f, &o, &e);
     if (rc == 0)
         rc = feed_report_begin(f, o.run, &e);
     if (rc == 0)

@@ -8,6 +8,7 @@
  *   workers     read local files (feed_local.c), decode chunks, copy samples out of them, ask again after
  *               losses (feed_worker.c), see to samples that could not be read (feed_repair.c), report to the
  *               server (feed_report.c)
+ *   lift        copies batches to a device (feed_lift.c)
  *   consumer    whoever calls larder_feed_next (feed.c)
  *
  * Memory: depth_bytes of pinned memory for the samples of batches ahead and of those the consumer holds
@@ -28,6 +29,7 @@
 #include "client/dataset_read.h"
 #include "client/dataset_view.h"
 #include "client/feed_arena.h"
+#include "client/feed_lift.h"
 #include "client/feed_plan.h"
 #include "client/larder.h"
 #include "gpudirect/pool.h"
@@ -100,8 +102,13 @@ struct larder_batch {
     uint32_t pending;           /* pieces not in place, and 1 while it is planned */
     uint32_t fetching;          /* of these, on their way through the network */
     uint32_t local;             /* of these, to be read from files of this machine */
-    bool ready;
-    struct err err; /* instead of samples */
+    bool complete;              /* all of it is in host memory, or it failed */
+    bool ready;                 /* to be handed out */
+    unsigned references;        /* the consumer's, and one for each tensor made of it */
+    struct feed_region *lifted; /* its memory on the device; data and region are gone then */
+    struct memory_event *event; /* behind its copies there */
+    struct feed_return *after;  /* behind consumers' streams */
+    struct err err;             /* instead of samples */
 };
 
 /* A stretch of a shard and its place in a batch: within one chunk (imported), or a whole field (published).
@@ -164,6 +171,7 @@ struct larder_feed {
     struct larder_feed *next_open;
     uint64_t depth_bytes;
     struct pool *pool;
+    struct feed_lift *lift;     /* NULL: batches are handed out in host memory */
     struct feed_state identity; /* dataset, version, seed, window */
     uint64_t batches_per_epoch;
 

@@ -399,6 +399,11 @@ struct larder_feed_options {
                                is any  change later. Not for token files. NULL: all comes from the server */
     uint32_t depth_batches; /* batches ahead at most; 0: as many as depth_bytes hold, and a quarter of it
                                their descriptions */
+    enum larder_memory
+        memory; /* where batches are handed out; CUDA: of `device`, through pinned host memory */
+    int device;
+    uint64_t device_depth_bytes; /* memory on the device for batches ahead and those handed out; 0: as
+                                    depth_bytes */
 };
 /* Refused with the numbers: a dataset without samples, fewer samples than one global batch, a batch not
  * divisible by world, a state of another dataset, mix, choice of shards, seed or version. */
@@ -437,6 +442,23 @@ LARDER_API const struct larder_field *larder_sample_field(const struct larder_sa
 LARDER_API int larder_batch_stack(const struct larder_batch *b, const char *field, const void **data,
                                   size_t *bytes, size_t *rows, struct larder_error *e);
 LARDER_API void larder_batch_release(struct larder_batch *b); /* gives its memory back to the ring */
+/* Batches in device memory: keys and descriptions are in host memory, and the fields' data on the device.
+ * What is given to the stream (a CUstream of that device; NULL: its default stream) from now on runs after
+ * the batch's copies. Nothing to wait for in host memory. */
+LARDER_API int larder_batch_wait(struct larder_batch *b, void *stream, struct larder_error *e);
+/* Releases it; its memory is not used again before what the stream was given until now is done.
+ * larder_batch_release of such a batch says that nothing reads it any more. On failure it is not released. */
+LARDER_API int larder_batch_release_stream(struct larder_batch *b, void *stream, struct larder_error *e);
+/* A field's bytes as a DLPack tensor (of uint8, one dimension; with LARDER_ALL_SAMPLES rows by bytes, as
+ * larder_batch_stack has them), where they are, without a copy. *out is DLPack's DLManagedTensor as of 0.8
+ * (and, unversioned, 1.0). The batch's memory stays until it was released and the deleters of all its tensors
+ * were called, on any thread. On a device, streams come after the copies by larder_batch_wait, and what reads
+ * the tensor is done, or given to the stream of larder_batch_release_stream, before the last of them.
+ * -ENOENT: no such sample or field. */
+#define LARDER_ALL_SAMPLES SIZE_MAX
+struct DLManagedTensor;
+LARDER_API int larder_batch_dlpack(struct larder_batch *b, size_t sample, const char *field,
+                                   struct DLManagedTensor **out, struct larder_error *e);
 
 /* Position after the last batch handed out, whatever was read ahead: valid for any number of ranks. Returns
  * its bytes (<= LARDER_STATE_BYTES). A save takes it by itself, see loader_state. */
@@ -452,9 +474,9 @@ struct larder_feed_info {
     uint32_t batches_ready;
     struct {
         double network, disk, decode, consumer;
-    } starved_seconds; /* waited by cause: for the network, for the server's disk, for decoding; consumer: the
-                          feed was full */
-    char path[128];
+    } starved_seconds; /* waited by cause: for the network, for the server's disk, for decoding and copies to
+                          the device; consumer: the feed was full */
+    char path[256];
     uint64_t substituted;     /* samples that others stood in for; skipped counts those left out */
     uint64_t bytes_in_flight; /* of samples, asked for and not here */
     uint64_t bytes_ready;     /* in batches that are ready */
