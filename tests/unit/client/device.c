@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -379,6 +380,54 @@ static void copies_come_between_what_was_given_before_and_after(void **state)
     free(back);
     memory_free(t->device[0], p);
     memory_free(t->device[1], q);
+}
+
+struct restoring {
+    struct larder_restore *r;
+    int rc;
+    struct larder_error e;
+};
+
+static void *run_restore(void *arg)
+{
+    struct restoring *x = arg;
+    x->rc = larder_restore_run(x->r, &x->e);
+    return NULL;
+}
+
+/* Memory is not written before what its stream still does with it is done. */
+static void a_restore_comes_after_the_stream(void **state)
+{
+    struct trainer *t = *state;
+    struct larder_error e;
+    enum { BYTES = 3u << 20 };
+    uint8_t *p = device_memory(t, 1, BYTES);
+    fill_later(t, 1, p, 5, BYTES);
+    struct larder_save *s = begin(t->client, "after", 1, 0, 1);
+    struct larder_tensor x = bytes_on(t, "p", 1, p, BYTES);
+    GOOD(larder_save_tensor(s, &x, &e));
+    GOOD(larder_save_submit(s, &e));
+    GOOD(larder_save_wait(s, -1, &e));
+    larder_save_free(s);
+    struct restoring g = {.r = open_latest(t->client, "after")};
+    GOOD(larder_restore_add(g.r, &x, &e));
+    cuda->standin_hold(raw(t, 1));
+    fill_later(t, 1, p, 6, BYTES);
+    pthread_t thread;
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec++;
+    pthread_create(&thread, NULL, run_restore, &g);
+    assert_int_equal(pthread_timedjoin_np(thread, NULL, &until), ETIMEDOUT);
+    all_are(cuda->standin_peek(p), 5, BYTES);
+    cuda->standin_release(raw(t, 1));
+    pthread_join(thread, NULL);
+    e = g.e;
+    GOOD(g.rc);
+    all_are(cuda->standin_peek(p), 5, BYTES); /* and no 6 */
+    synchronize(t, 1);
+    larder_restore_close(g.r);
+    memory_free(t->device[1], p);
 }
 
 /* Save after save, the source overwritten as soon as the fence is passed. LARDER_TEST_SAVES: how many. */
@@ -769,6 +818,7 @@ int main(void)
         cmocka_unit_test(no_device_and_an_old_driver_are_told),
         TEST(any_tensor_of_any_memory_comes_back),
         TEST(copies_come_between_what_was_given_before_and_after),
+        TEST(a_restore_comes_after_the_stream),
         TEST(the_source_may_change_after_every_fence),
         TEST(wrong_pointers_are_named),
         TEST(a_failed_call_fails_the_save_on_all_ranks),
