@@ -264,6 +264,8 @@ static int describe(int ordinal, struct memory_info *out, struct err *e)
 static cu_result step_in(const struct device *d, struct before *b)
 {
     cu_result code = cu.cuCtxPushCurrent_v2(d->context);
+    if (code == CU_INVALID_CONTEXT) /* it is ours, so it was there */
+        code = CU_CONTEXT_IS_DESTROYED;
     if (code != CU_OK)
         return code;
     b->mode = CU_CAPTURE_RELAXED;

@@ -10,6 +10,7 @@
 CUDA_CALLS(CUDA_DECLARE)
 __attribute__((visibility("default"))) cu_result cuCtxSetCurrent(cu_context context);
 __attribute__((visibility("default"))) cu_result cuCtxGetCurrent(cu_context *context);
+__attribute__((visibility("default"))) cu_result cuDevicePrimaryCtxReset_v2(cu_device device);
 
 /* ---- driver and devices ---- */
 
@@ -161,6 +162,20 @@ cu_result cuDevicePrimaryCtxRelease_v2(cu_device device)
     if (code == CU_OK && --world.primary[device].retained == 0) {
         context_end(&world.primary[device]);
         world.primary[device].lost = CU_OK; /* the next one is new */
+    }
+    return finish(code);
+}
+
+/* Whoever has retained it, it is gone. */
+cu_result cuDevicePrimaryCtxReset_v2(cu_device device)
+{
+    cu_result code = begin(CALL_cuDevicePrimaryCtxReset_v2);
+    if (code == CU_OK && (!device_there(device) || world.primary[device].retained == 0))
+        code = CU_INVALID_CONTEXT;
+    if (code == CU_OK) {
+        context_end(&world.primary[device]);
+        world.primary[device].retained = 0;
+        world.primary[device].lost = CU_OK;
     }
     return finish(code);
 }

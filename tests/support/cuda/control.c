@@ -13,7 +13,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 #define CALL_NAME(symbol, parameters) #symbol,
 static const char *const names[CALL_COUNT] = {CUDA_CALLS(CALL_NAME) "cuCtxSetCurrent", "cuCtxGetCurrent",
-                                              "cuStreamSynchronize", "cuMemsetD8Async"};
+                                              "cuDevicePrimaryCtxReset_v2", "cuStreamSynchronize",
+                                              "cuMemsetD8Async"};
 
 const char *call_name(enum call which)
 {
@@ -175,6 +176,7 @@ static bool survives(enum call which)
     case CALL_cuDeviceTotalMem_v2:
     case CALL_cuDevicePrimaryCtxRetain:
     case CALL_cuDevicePrimaryCtxRelease_v2:
+    case CALL_cuDevicePrimaryCtxReset_v2:
     case CALL_cuCtxPushCurrent_v2:
     case CALL_cuCtxPopCurrent_v2:
     case CALL_cuCtxSetCurrent:

@@ -57,6 +57,7 @@ struct standin_counts {
     X(standin_pooled, void, (const void *device))                                                   \
     /* What trainers call, beyond what larder does. */                                              \
     X(cuCtxSetCurrent, cu_result, (cu_context context))                                             \
+    X(cuDevicePrimaryCtxReset_v2, cu_result, (cu_device device))                                    \
     X(cuCtxGetCurrent, cu_result, (cu_context * context))                                           \
     X(cuStreamSynchronize, cu_result, (cu_stream stream))                                           \
     X(cuMemsetD8Async, cu_result, (cu_ptr p, unsigned char value, size_t bytes, cu_stream stream))

@@ -13,6 +13,7 @@
 enum call {
     CUDA_CALLS(CALL_NUMBER) CALL_cuCtxSetCurrent,
     CALL_cuCtxGetCurrent,
+    CALL_cuDevicePrimaryCtxReset_v2,
     CALL_cuStreamSynchronize,
     CALL_cuMemsetD8Async,
     CALL_COUNT

@@ -610,6 +610,27 @@ static void losses_are_seen_at_the_end(void **state)
     assert_non_null(strstr(e.text, "ending an event"));
 }
 
+/* By someone else in the process, against all rules. */
+static void a_reset_device_is_lost(void **state)
+{
+    struct memory *m = NULL;
+    struct memory_event *v = NULL;
+    struct err e;
+    (void)state;
+    cuda->standin_reset();
+    assert_int_equal(memory_open(MEMORY_CUDA, 1, &m, NULL), 0);
+    assert_int_equal(memory_event_create(m, &v, NULL), 0);
+    assert_int_equal(cuda->cuDevicePrimaryCtxReset_v2(1), CU_OK);
+    assert_int_equal(memory_event_query(v, &e), -ENODEV);
+    assert_non_null(strstr(e.text, "CUDA_ERROR_CONTEXT_IS_DESTROYED"));
+    assert_non_null(strstr(e.text, "someone in this process reset the device"));
+    memory_event_destroy(v);
+    memory_close(m);
+    assert_int_equal(memory_open(MEMORY_CUDA, 1, &m, NULL), 0); /* a new one can be had */
+    assert_int_equal(memory_lost(m, NULL), 0);
+    memory_close(m);
+}
+
 /* ---- any call may fail ---- */
 
 /* Uses everything once; returns the first failure. What was made is unmade. */
@@ -804,6 +825,7 @@ int main(void)
         TEST(kernels_run_in_their_stream),
         TEST(a_lost_device_stays_lost),
         TEST(losses_are_seen_at_the_end),
+        cmocka_unit_test(a_reset_device_is_lost),
         cmocka_unit_test(whatever_fails_nothing_is_left),
         TEST(any_thread_may_use_a_device),
     };
