@@ -107,6 +107,8 @@ void devices_close(struct larder *c)
     struct device *next;
     for (struct device *d = c->devices; d; d = next) {
         next = d->next;
+        packer_end(&d->packer_out, d->memory);
+        packer_end(&d->packer_in, d->memory);
         memory_stream_destroy(d->out);
         memory_stream_destroy(d->in);
         memory_close(d->memory);

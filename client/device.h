@@ -12,6 +12,7 @@
 #define LARDER_CLIENT_DEVICE_H
 
 #include "client/client.h"
+#include "client/packer.h"
 #include "gpudirect/memory.h"
 #include "gpudirect/pool.h"
 
@@ -20,6 +21,7 @@ struct device {
     struct memory *memory;
     pthread_mutex_t lock;
     struct memory_stream *out, *in;
+    struct packer packer_out, packer_in;
 };
 
 /* The device of that number. ERR_UNSUPPORTED where there is no driver, or one that is too old; ERR_NOT_FOUND.

@@ -105,7 +105,7 @@ int landing_copy(struct landing *l, struct device *d, const struct box_copy *b, 
         check(++i < l->device_count);
     s->touched[i] = true; /* also of those that were given before one that failed */
     pthread_mutex_lock(&d->lock);
-    int rc = transfer(d->in, MEMORY_IN, b, offset, n, packed, e);
+    int rc = transfer(d->in, &d->packer_in, MEMORY_IN, b, offset, n, packed, e);
     pthread_mutex_unlock(&d->lock);
     return rc < 0 ? err_prepend(e, "copying to device %d", memory_ordinal(d->memory)) : 0;
 }

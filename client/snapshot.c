@@ -446,16 +446,16 @@ struct device *snapshot_device(const struct snapshot *s, uint32_t chunk)
     return s->groups[s->chunks[chunk].group].device;
 }
 
-static int copy_strided(const struct snapshot *s, uint32_t i, uint64_t offset, size_t n,
-                        struct memory_stream *stream, uint8_t *out, struct err *e)
+static int copy_strided(const struct snapshot *s, uint32_t i, uint64_t offset, size_t n, struct device *d,
+                        uint8_t *out, struct err *e)
 {
     struct box_copy b;
     prepare(s, i, &b);
-    return transfer(stream, MEMORY_OUT, &b, offset, n, out, e);
+    return transfer(d->out, &d->packer_out, MEMORY_OUT, &b, offset, n, out, e);
 }
 
 /* Tensors that lie one behind the other, as in a flat buffer of parameters, are one copy. */
-static int copy_shared(const struct snapshot *s, uint32_t first, struct memory_stream *stream, uint8_t *out,
+static int copy_shared(const struct snapshot *s, uint32_t first, struct device *d, uint8_t *out,
                        struct err *e)
 {
     int rc = 0;
@@ -464,30 +464,30 @@ static int copy_shared(const struct snapshot *s, uint32_t first, struct memory_s
         size_t n = (size_t)item->bytes;
         next = item->next;
         if (item->strides) {
-            rc = copy_strided(s, i, 0, n, stream, out, e);
+            rc = copy_strided(s, i, 0, n, d, out, e);
         } else {
             while (next != NO_ITEM && !item_at(s, next)->strides &&
                    item_at(s, next)->data == item->data + n) {
                 n += (size_t)item_at(s, next)->bytes;
                 next = item_at(s, next)->next;
             }
-            rc = memory_copy(stream, MEMORY_OUT, out, item->data, n, e);
+            rc = memory_copy(d->out, MEMORY_OUT, out, item->data, n, e);
         }
         out += n;
     }
     return rc;
 }
 
-int snapshot_copy(const struct snapshot *s, uint32_t chunk, struct memory_stream *stream, uint8_t *out,
-                  struct err *e)
+int snapshot_copy(const struct snapshot *s, uint32_t chunk, uint8_t *out, struct err *e)
 {
     const struct planned_chunk *c = &s->chunks[chunk];
+    struct device *d = snapshot_device(s, chunk);
     if (c->shared)
-        return copy_shared(s, c->first, stream, out, e);
+        return copy_shared(s, c->first, d, out, e);
     const struct item *item = item_at(s, c->first);
     if (item->strides)
-        return copy_strided(s, c->first, c->offset, c->bytes, stream, out, e);
-    return memory_copy(stream, MEMORY_OUT, out, item->data + c->offset, c->bytes, e);
+        return copy_strided(s, c->first, c->offset, c->bytes, d, out, e);
+    return memory_copy(d->out, MEMORY_OUT, out, item->data + c->offset, c->bytes, e);
 }
 
 void snapshot_hash(struct snapshot *s, uint32_t chunk, const uint8_t *bytes)

@@ -83,9 +83,9 @@ must_check int snapshot_end(struct snapshot *s, struct err *e);
 struct device *snapshot_device(const struct snapshot *s, uint32_t chunk);
 /* Copies the bytes of a chunk of host memory to out. Any number of threads, different chunks. */
 void snapshot_take(const struct snapshot *s, uint32_t chunk, uint8_t *out);
-/* Gives the copies of a chunk of device memory to the stream: to out, which is pinned, later. */
-must_check int snapshot_copy(const struct snapshot *s, uint32_t chunk, struct memory_stream *stream,
-                             uint8_t *out, struct err *e);
+/* Gives the copies of a chunk of device memory to the device's stream `out`, with its lock held: to out,
+ * which is pinned, later. */
+must_check int snapshot_copy(const struct snapshot *s, uint32_t chunk, uint8_t *out, struct err *e);
 /* Fills the plain hashes of the small tensors in the chunk from its bytes. Likewise. */
 void snapshot_hash(struct snapshot *s, uint32_t chunk, const uint8_t *bytes);
 void snapshot_index(const struct snapshot *s, struct index_private *out); /* points into s */

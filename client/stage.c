@@ -119,7 +119,7 @@ static void slot_back(struct larder_save *s, uint8_t *slot)
 static int give_copies(struct larder_save *s, struct lane *l, struct flight *f, bool *tracked, struct err *e)
 {
     struct err ignored;
-    int rc = snapshot_copy(&s->snapshot, f->chunk, l->device->out, f->slot, e);
+    int rc = snapshot_copy(&s->snapshot, f->chunk, f->slot, e);
     f->spoilt = rc < 0;
     int recorded = memory_event_record(f->event, l->device->out, rc < 0 ? &ignored : e);
     *tracked = recorded == 0 || memory_event_record(f->event, l->device->out, &ignored) == 0;

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/transfer.h"
 
+#define COPIES_MAX  4u    /* of one transfer; more are for the packer */
+#define ROW_BYTES   512u  /* rows that are shorter likewise: a copy engine takes about one step for each */
+#define SMALL_BYTES 4096u /* not worth a kernel */
+
 struct moving {
     struct memory_stream *stream;
     enum memory_direction direction;
@@ -56,9 +60,34 @@ static int move_strip(void *arg, const struct box_strip *s)
     return move(m, s, 0, s->memory, m->packed + s->packed);
 }
 
-int transfer(struct memory_stream *s, enum memory_direction d, const struct box_copy *b, uint64_t offset,
-             size_t n, uint8_t *packed, struct err *e)
+struct survey {
+    struct moving m;
+    uint64_t copies;
+};
+
+/* Not 0: enough is seen, it is for the packer. */
+static int look_at_strip(void *arg, const struct box_strip *s)
+{
+    struct survey *v = arg;
+    struct memory_box b;
+    uint64_t copies = 1;
+    for (uint32_t first = 0; !box_of(&v->m, s, first, &b); first++)
+        copies *= s->level[first].count;
+    v->copies += copies;
+    return v->copies > COPIES_MAX || (b.row_bytes < ROW_BYTES && b.rows * b.slices > 1);
+}
+
+static bool is_for_packer(const struct moving *m, const struct box_copy *b, uint64_t offset, size_t n)
+{
+    struct survey v = {.m = *m};
+    return n > SMALL_BYTES && n <= CHUNK_PLAIN_BYTES_MAX && box_walk(b, offset, n, look_at_strip, &v) != 0;
+}
+
+int transfer(struct memory_stream *s, struct packer *p, enum memory_direction d, const struct box_copy *b,
+             uint64_t offset, size_t n, uint8_t *packed, struct err *e)
 {
     struct moving m = {.stream = s, .direction = d, .packed = packed, .e = e};
+    if (p && is_for_packer(&m, b, offset, n) && packer_ready(p, memory_stream_memory(s)))
+        return packer_move(p, s, d, b, offset, n, packed, e);
     return box_walk(b, offset, n, move_strip, &m);
 }

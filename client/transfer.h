@@ -7,14 +7,13 @@
 #ifndef LARDER_CLIENT_TRANSFER_H
 #define LARDER_CLIENT_TRANSFER_H
 
-#include "client/box.h"
-#include "gpudirect/memory.h"
+#include "client/packer.h"
 
 /* MEMORY_OUT: box_gather from the device into packed; MEMORY_IN: box_scatter from packed to the device. Rows,
- * rows of rows, and rows of those go as one copy where the device can do it. What it cannot, elements that
- * lie apart in several dimensions, take a copy for each. On failure some of the copies may have been given.
- */
-must_check int transfer(struct memory_stream *s, enum memory_direction d, const struct box_copy *b,
-                        uint64_t offset, size_t n, uint8_t *packed, struct err *e);
+ * rows of rows, and rows of those go as one copy where the device can do it. Short rows, and what takes many
+ * copies, go through the packer (NULL: none), which is the stream's; where there is none, elements that lie
+ * apart in several dimensions take a copy for each. On failure some of it may have been given. */
+must_check int transfer(struct memory_stream *s, struct packer *p, enum memory_direction d,
+                        const struct box_copy *b, uint64_t offset, size_t n, uint8_t *packed, struct err *e);
 
 #endif

@@ -177,13 +177,13 @@ static void transfers_are_gathers_and_scatters(void **state)
             box_scatter(&b, first * size, n * size, packed);
             memcpy(got, t.memory, sizeof got);
             memcpy(t.memory, before, sizeof before);
-            assert_int_equal(transfer(s, MEMORY_IN, &b, first * size, n * size, packed, &e), 0);
+            assert_int_equal(transfer(s, NULL, MEMORY_IN, &b, first * size, n * size, packed, &e), 0);
             assert_memory_equal(t.memory, got, sizeof got);
         } else {
             memset(got, 0, sizeof got);
             memset(packed, 0, sizeof packed);
             box_gather(&b, first * size, n * size, got);
-            assert_int_equal(transfer(s, MEMORY_OUT, &b, first * size, n * size, packed, &e), 0);
+            assert_int_equal(transfer(s, NULL, MEMORY_OUT, &b, first * size, n * size, packed, &e), 0);
             assert_memory_equal(packed, got, sizeof got);
         }
     }
