@@ -67,6 +67,7 @@ help:
 	    'make bench        what this machine can do, and how near larder comes; BENCH_ARGS="--bytes 2G"'\
 	    'make bench-weights  the codecs on a published model and on a trained optimiser' \
 	    'make bench-peers  larder beside zstd, openssl and cp, and beside PyTorch, on this disk (installs them below build/)' \
+	    'make bench-nginx  the same files by larderd and by nginx, in one run (installs nginx-light and curl)' \
 	    'make sim          thousands of seeds on the simulator' \
 	    'make stress       10,000 saves from devices (the stand-in), each overwritten at once; SAVES=n' \
 	    'make fuzz         every fuzz target; FUZZ_SECONDS=n, T=word' \
@@ -219,9 +220,9 @@ tidy:
 demo: all
 	$(Q)tools/demo/run $(BUILD)
 
-# What this machine can do, and how near larder comes. BENCH_ARGS: for save and restore, such as --bytes 2G.
+# What this machine can do, and how near larder comes. BENCH_ARGS: for all but limits and codec, such as --bytes 2G.
 bench: all
-	$(Q)for what in limits codec "save $(BENCH_ARGS)" "restore $(BENCH_ARGS)"; do \
+	$(Q)for what in limits codec "save $(BENCH_ARGS)" "restore $(BENCH_ARGS)" "feed $(BENCH_ARGS)"; do \
 	    echo "larder bench $$what" && $(BUILD)/larder bench $$what && echo || exit 1; done
 
 # Codecs on a published model's weights and on a trained optimiser's state.
@@ -231,6 +232,12 @@ bench-weights: all
 # A checkpoint by larder and by its peers, to the same disk. PEERS_ARGS: such as --bytes 2G --json.
 bench-peers: all
 	$(Q)BUILD=$(BUILD) tests/bench/peers $(PEERS_ARGS)
+
+# The same files by larderd and by nginx, which is installed for it. BENCH_ARGS: of tests/bench/nginx.
+.PHONY: bench-nginx
+bench-nginx: all
+	$(Q)tools/deps nginx-light curl
+	$(Q)BUILD=$(BUILD) tests/bench/nginx $(BENCH_ARGS)
 
 MANUALS := $(wildcard tools/*.[158] server/*.[158] client/*.[1358])
 VERSION = $(shell sed -n 's/.*LARDER_VERSION_STRING *"\(.*\)"/\1/p' format/version.h)

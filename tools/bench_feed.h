@@ -36,7 +36,8 @@ void workload_scale(struct workload *w, double factor);
 struct feed_set {
     struct workload workload;
     char folder[4200];
-    uint64_t bytes, samples, per_shard; /* samples of a shard; the last may have fewer */
+    uint64_t bytes, per_shard; /* samples of a shard; the last may have fewer */
+    uint64_t samples;          /* 0: a dataset that was not made here, of which nothing is known */
     uint32_t shards;
     uint64_t *sizes, *offsets; /* by sample; offset: in its shard */
 };

@@ -29,7 +29,9 @@ struct feed_bench {
     struct feed_run run;
     struct feed_set set;
     struct dev_server own;
-    char dataset[64], path[128];
+    char made[64], path[128]; /* made: name of the dataset that this bench makes */
+    const char *dataset;      /* one that is there already; NULL: make one */
+    struct dev_server beside; /* a server that runs on this machine, not ours to stop */
     double bound_gbps, device_gbps, cpu_s_per_gb;
 };
 
@@ -219,7 +221,9 @@ static int make_set(struct feed_bench *b)
 static int begin_server(struct feed_bench *b, const char *set)
 {
     int status;
-    if (!b->published)
+    if (b->dataset && !set)
+        return fail_usage(NAME, "--dataset is of a server that runs: set LARDER_CREDENTIALS");
+    if (b->dataset || !b->published)
         return set ? STATUS_OK : dev_start(b->folder, NULL, &b->own);
     if (set)
         return fail_usage(NAME, "--published starts a larderd of its own, which publishes the folder: unset "
@@ -227,12 +231,20 @@ static int begin_server(struct feed_bench *b, const char *set)
     settle_scale(b, false);
     if ((status = make_set(b)) != STATUS_OK)
         return status;
-    struct dev_publish p = {.name = b->dataset, .path = b->set.folder, .format = "tar"};
+    struct dev_publish p = {.name = b->made, .path = b->set.folder, .format = "tar"};
     if (b->workload.records) {
         p.format = "records";
         p.record_bytes = (uint64_t)b->workload.sample_bytes;
     }
     return dev_start(b->folder, &p, &b->own);
+}
+
+/* Samples of a dataset that is there already are counted, not checked. */
+static int use_set(struct feed_bench *b)
+{
+    settle_scale(b, !b->published && strstr(b->path, "plain TCP") != NULL);
+    b->set.workload = b->workload;
+    return STATUS_OK;
 }
 
 /* How bytes of the data set travel. */
@@ -251,7 +263,7 @@ static int import_set(struct feed_bench *b)
     settle_scale(b, strstr(b->path, "plain TCP") != NULL);
     int status = make_set(b);
     if (status == STATUS_OK)
-        status = feed_set_import(&b->set, b->run.client, b->dataset);
+        status = feed_set_import(&b->set, b->run.client, b->made);
     feed_set_remove_files(&b->set);
     return status;
 }
@@ -266,9 +278,9 @@ static int measure(struct feed_bench *b)
 {
     struct feed_figures f = {0};
     int status = STATUS_OK;
-    b->run.dataset = b->dataset;
+    b->run.dataset = b->dataset ? b->dataset : b->made;
     b->run.set = &b->set;
-    b->run.server = &b->own;
+    b->run.server = b->own.pid ? &b->own : &b->beside;
     b->run.accelerators = (uint32_t)b->accelerators;
     if (b->run.depth_bytes == 0)
         b->run.depth_bytes = b->workload.compute_s > 0 ? depth_of(&b->workload) : 64u << 20;
@@ -281,20 +293,22 @@ static int bench(struct feed_bench *b, const struct common *common)
     struct larder_error e = {0};
     const char *set = common->credentials ? common->credentials : getenv("LARDER_CREDENTIALS");
     set = set && *set ? set : NULL;
-    snprintf(b->dataset, sizeof b->dataset, DATASET "-%d", (int)getpid());
+    snprintf(b->made, sizeof b->made, DATASET "-%d", (int)getpid());
     int status = begin_server(b, set);
     struct common with = {.credentials = b->own.pid ? b->own.credentials : set};
     if (status == STATUS_OK)
         status = client_open_to_save(&with, &b->run.client);
     if (status == STATUS_OK)
         status = find_path(b);
-    if (status == STATUS_OK && !b->published)
+    if (status == STATUS_OK && b->dataset)
+        status = use_set(b);
+    else if (status == STATUS_OK && !b->published)
         status = import_set(b);
     if (status == STATUS_OK)
         status = measure(b);
-    if (b->run.client && !b->own.pid &&
-        larder_run_destroy(b->run.client, LARDER_DATASETS, b->dataset, &e) < 0 && e.kind != LARDER_NOT_FOUND)
-        fprintf(stderr, "larder: the dataset %s of this bench stays: %s\n", b->dataset, e.text);
+    if (b->run.client && !b->own.pid && !b->dataset &&
+        larder_run_destroy(b->run.client, LARDER_DATASETS, b->made, &e) < 0 && e.kind != LARDER_NOT_FOUND)
+        fprintf(stderr, "larder: the dataset %s of this bench stays: %s\n", b->made, e.text);
     if (b->run.client)
         status = client_close(b->run.client, status);
     dev_stop(&b->own);
@@ -307,7 +321,7 @@ static int feed_bench_run(const struct command *cmd, int argc, char **argv)
     struct common common = {0};
     struct feed_bench b = {.folder = "/tmp", .accelerators_word = "1", .bytes = 512u << 20, .seconds = 5};
     const char *workload = "unet3d";
-    uint64_t sample_bytes = 0, batch = 0, window = WINDOW_SHARDS;
+    uint64_t sample_bytes = 0, batch = 0, window = WINDOW_SHARDS, server_pid = 0;
     bool sealed = false, sequential = false;
     b.stage_ms = 300;
     b.run.connections = 1;
@@ -327,10 +341,17 @@ static int feed_bench_run(const struct command *cmd, int argc, char **argv)
                                {"seconds", OPT_NUMBER, &b.seconds},
                                {"stage-ms", OPT_NUMBER, &b.stage_ms},
                                {"dir", OPT_TEXT, &b.folder},
+                               {"dataset", OPT_TEXT, &b.dataset},
+                               {"server-pid", OPT_NUMBER, &server_pid},
                                {0}};
     int status;
     if (!options_read(cmd, &argc, argv, opts, 0, 0, &common, &status))
         return status;
+    if (b.dataset && (b.run.single || b.scale_word))
+        return fail_usage(cmd->name, "--dataset goes neither with --single nor with --scale");
+    if (server_pid > INT32_MAX)
+        return fail_usage(cmd->name, "--server-pid is no process");
+    b.beside.pid = (pid_t)server_pid;
     if (sealed && b.published)
         return fail_usage(cmd->name, "--sealed or --published, not both");
     b.json = common.json;
@@ -367,6 +388,10 @@ const struct command cmd_bench_feed = {
     "plain: 64M)\n"
     "  --bytes SIZE       of the data set, at least (512M)    --seconds N  measured (5)\n"
     "  --stage-ms N       for each stage of the bound (300)    --dir FOLDER  (/tmp)\n"
+    "  --dataset NAME     of the server that LARDER_CREDENTIALS names, instead of one made on the spot; with "
+    "--published\n"
+    "                     if it is\n"
+    "  --server-pid PID   the server runs on this machine: its CPU time is read\n"
     "  --json             {\"workload\", \"scale\", \"accelerators\", \"utilisation\", \"samples_per_s\", "
     "\"gbps\",\n"
     "                     \"bound_gbps\", \"of_limit\", \"starved_seconds\": {\"network\", \"disk\", "
