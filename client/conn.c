@@ -47,6 +47,11 @@ static int64_t first_credit(uint16_t opcode, struct slice message)
     return credit < INT64_MAX ? (int64_t)credit : INT64_MAX;
 }
 
+bool conn_streams(const struct call *call)
+{
+    return call->more || call->place;
+}
+
 static struct outgoing *outgoing_create(struct call *call, uint16_t opcode, struct slice message,
                                         struct slice tail)
 {
@@ -74,7 +79,7 @@ void conn_submit(struct conn *c, struct call *call, struct slice message, struct
     call->cancelled = call->answered = false;
     call->bound_ms = timeout + (uint32_t)grace_ms(timeout);
     call->deadline_ms = clock_ms() + call->bound_ms;
-    call->credit = call->more ? first_credit(call->opcode, message) : INT64_MAX;
+    call->credit = conn_streams(call) ? first_credit(call->opcode, message) : INT64_MAX;
     list_init(&call->link);
 
     pthread_mutex_lock(&c->lock);

@@ -70,13 +70,18 @@ struct call {
     /* Each frame of a streamed answer but the last: message and tail stand one behind the other in `payload`.
      * NULL if not a stream. Returning a negative errno (with e filled) cancels the call. */
     int (*more)(struct call *call, const uint8_t *payload, size_t n, struct err *e);
+    /* Instead of `more`, for streams whose bytes are to be received where they stay: `place` says where the
+     * next ones go and how many fit (NULL: none are expected), `came` that so many are there; the last frame
+     * is then handed out without them. What is placed must stay until `done`. */
+    uint8_t *(*place)(struct call *call, size_t *n);
+    int (*came)(struct call *call, size_t n, struct err *e);
     void (*done)(struct call *call);
     /* The answer, when done runs. */
     struct err err;   /* class ERR_NONE: good */
     uint8_t *payload; /* of the last frame; malloc'ed; call_free releases it */
     size_t payload_bytes;
-    uint32_t disk_ms; /* of a read, of the frame that `more` or `done` is called for: how long the server says
-                         that it waited for its disk */
+    uint32_t disk_ms; /* of a read, of the frame that `more`, `came` or `done` is called for: how long the
+                         server says that it waited for its disk */
     /* Private. */
     struct list link;
     struct conn *conn; /* that it was submitted on: the connection's or its lane's */

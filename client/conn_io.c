@@ -24,6 +24,8 @@
 
 #define INPUT_BYTES      (256u << 10) /* one receive */
 #define RECEIVE_LEAST    (512u << 10) /* of a large frame, before the thread is woken */
+#define AHEAD_BYTES      4096u        /* received together with the end of a payload: the next header */
+#define WASTE_BYTES      (64u << 10)  /* received at once of what nobody wants */
 #define INPUT_TURN_BYTES (2u << 20)   /* received before output gets its turn */
 #define OUTPUT_BYTES     (1u << 20)   /* encrypted and not sent: what else is queued waits in the clear */
 #define BACKOFF_MIN_MS   20u
@@ -78,7 +80,7 @@ static void end_queued(struct conn *c, const struct err *e)
 
 static bool paused(const struct call *call)
 {
-    return call->more && call->credit <= 0;
+    return conn_streams(call) && call->credit <= 0;
 }
 
 static void late(struct conn *c, struct call *call, bool sent)
@@ -282,8 +284,9 @@ static int receive_some(struct conn *c, size_t *got, struct err *e)
 {
     size_t room;
     uint8_t *place = channel_place(c->channel, &room);
-    struct iovec parts[2] = {{place, room}, {c->input, INPUT_BYTES}};
-    struct msghdr m = {.msg_iov = place ? parts : parts + 1, .msg_iovlen = place ? 2 : 1};
+    size_t ahead = !place ? INPUT_BYTES : room < channel_awaited(c->channel) ? 0 : AHEAD_BYTES;
+    struct iovec parts[2] = {{place, room}, {c->input, ahead}};
+    struct msghdr m = {.msg_iov = place ? parts : parts + 1, .msg_iovlen = place && ahead ? 2 : 1};
     *got = 0;
     ssize_t n = recvmsg(c->fd, &m, 0);
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
@@ -570,28 +573,40 @@ static struct call *find_flying(struct conn *c, uint64_t id)
     return NULL;
 }
 
-static void stream_frame(struct conn *c, struct call *call, const struct frame *f)
+static uint32_t disk_of(const struct frame_header *h)
 {
-    struct err e;
-    err_clear(&e);
-    call->disk_ms = call->opcode == OP_READ ? f->header.deadline_ms : 0;
-    int rc = call->more(call, f->payload, f->header.payload_bytes, &e);
+    return h->opcode == OP_READ ? h->deadline_ms : 0;
+}
+
+/* After bytes of a stream were handed over, with what came of it. */
+static void go_on(struct conn *c, struct call *call, int rc, struct err *e)
+{
     pthread_mutex_lock(&c->lock);
     if (conn_flying(c, call)) { /* else cancelled meanwhile */
         if (rc < 0) {
-            if (e.class == ERR_NONE)
-                err_set(&e, err_class_of_errno(-rc), "%s was given up by its reader",
+            if (e->class == ERR_NONE)
+                err_set(e, err_class_of_errno(-rc), "%s was given up by its reader",
                         opcode_name(call->opcode));
             struct buf b = {0};
             msg_cancel_encode(&(struct msg_cancel){.request_id = call->id}, &b);
             conn_one_way(c, OP_CANCEL, call->id, &b);
             buf_free(&b);
-            conn_end(c, call, &e);
+            conn_end(c, call, e);
         } else {
             call->deadline_ms = clock_ms() + call->bound_ms;
         }
     }
     pthread_mutex_unlock(&c->lock);
+}
+
+static void stream_frame(struct conn *c, struct call *call, const struct frame *f)
+{
+    struct err e;
+    err_clear(&e);
+    if (f->sunk)
+        return; /* `came` had it */
+    call->disk_ms = disk_of(&f->header);
+    go_on(c, call, call->more(call, f->payload, f->header.payload_bytes, &e), &e);
 }
 
 static void last_frame(struct conn *c, struct call *call, const struct frame *f)
@@ -602,7 +617,7 @@ static void last_frame(struct conn *c, struct call *call, const struct frame *f)
     uint8_t *copy = NULL;
     if (f->header.flags & FRAME_ERROR) {
         (void)err_of_msg(&in, &e);
-    } else if (f->header.payload_bytes > 0) {
+    } else if (f->header.payload_bytes > 0 && !f->sunk) {
         copy = malloc(f->header.payload_bytes);
         if (copy)
             memcpy(copy, f->payload, f->header.payload_bytes);
@@ -612,7 +627,7 @@ static void last_frame(struct conn *c, struct call *call, const struct frame *f)
     pthread_mutex_lock(&c->lock);
     if (conn_flying(c, call)) {
         call->answered = true;
-        call->disk_ms = call->opcode == OP_READ ? f->header.deadline_ms : 0;
+        call->disk_ms = f->sunk ? 0 : disk_of(&f->header);
         call->payload = copy;
         call->payload_bytes = copy ? f->header.payload_bytes : 0;
         copy = NULL;
@@ -622,10 +637,62 @@ static void last_frame(struct conn *c, struct call *call, const struct frame *f)
     free(copy);
 }
 
+/* ---- payloads that go straight to their place ---- */
+
+static bool sink_wants(void *arg, const struct frame_header *h)
+{
+    struct conn *c = arg;
+    pthread_mutex_lock(&c->lock);
+    struct call *call = find_flying(c, h->request_id);
+    pthread_mutex_unlock(&c->lock);
+    c->sinking = h->request_id;
+    if (call)
+        call->disk_ms = disk_of(h);
+    return call && call->place && h->opcode == call->opcode &&
+           (h->flags & (FRAME_RESPONSE | FRAME_ERROR)) == FRAME_RESPONSE;
+}
+
+/* The call whose payload it is; NULL: it has ended meanwhile. */
+static struct call *sinking(struct conn *c)
+{
+    pthread_mutex_lock(&c->lock);
+    struct call *call = find_flying(c, c->sinking);
+    pthread_mutex_unlock(&c->lock);
+    return call;
+}
+
+static uint8_t *sink_place(void *arg, size_t *n)
+{
+    struct conn *c = arg;
+    struct call *call = sinking(c);
+    uint8_t *to = call ? call->place(call, n) : NULL;
+    if (to)
+        return to;
+    size_t fit = call && *n > 0 ? *n : WASTE_BYTES;
+    *n = fit < WASTE_BYTES ? fit : WASTE_BYTES;
+    return c->input + INPUT_BYTES;
+}
+
+static void sink_came(void *arg, size_t n)
+{
+    struct conn *c = arg;
+    struct call *call = sinking(c);
+    struct err e;
+    err_clear(&e);
+    if (call)
+        go_on(c, call, call->came(call, n, &e), &e);
+}
+
+static void use_sink(struct conn *c)
+{
+    channel_sink(c->channel, &(struct channel_sink){
+                                 .wants = sink_wants, .place = sink_place, .came = sink_came, .arg = c});
+}
+
 static int take_frame(struct conn *c, const struct frame *f, struct err *e)
 {
     unsigned long long id = f->header.request_id;
-    struct rcur in = rcur_of(f->payload, f->header.payload_bytes);
+    struct rcur in = rcur_of(f->payload, f->sunk ? 0 : f->header.payload_bytes);
     if (ends_session(f))
         return err_of_msg(&in, e);
     pthread_mutex_lock(&c->lock);
@@ -639,7 +706,7 @@ static int take_frame(struct conn *c, const struct frame *f, struct err *e)
                        c->port, opcode_name(f->header.opcode), id);
     if (!call)
         return 0; /* cancelled, or its time was up */
-    if (call->opcode != f->header.opcode || ((f->header.flags & FRAME_MORE) && !call->more))
+    if (call->opcode != f->header.opcode || ((f->header.flags & FRAME_MORE) && !conn_streams(call)))
         return err_set(e, ERR_PROTOCOL, "%s:%s answered request %llu, %s, with a frame %s%s", c->host,
                        c->port, id, opcode_name(call->opcode), opcode_name(f->header.opcode),
                        f->header.flags & FRAME_MORE ? " of a stream" : "");
@@ -668,6 +735,7 @@ static int take_frames(struct conn *c, struct err *e)
 /* Until the connection is lost (an error) or closed (ECANCELED). */
 static int serve(struct conn *c, struct err *e)
 {
+    use_sink(c);
     int rc = take_frames(c, e);
     while (rc == 0) {
         size_t got, turn = 0;
@@ -847,7 +915,7 @@ void *conn_thread(void *arg)
     block_signals();
     pthread_setname_np(pthread_self(), "larder-conn");
     pthread_mutex_lock(&c->io);
-    c->input = malloc(INPUT_BYTES);
+    c->input = malloc(INPUT_BYTES + WASTE_BYTES);
     if (c->input) {
         run(c);
     } else {

@@ -64,13 +64,15 @@ struct conn {
     struct channel *channel;
     const struct call *lender; /* whose tail the channel sends from where it is */
     uint8_t *input;
-    int fd, least; /* its SO_RCVLOWAT */
+    int fd, least;    /* its SO_RCVLOWAT */
+    uint64_t sinking; /* request whose payload is being received */
     uint64_t up_since_ms;
     unsigned faults; /* of a lane, lately */
 };
 
 void *conn_thread(void *arg);
 void conn_wake(struct conn *c);
+bool conn_streams(const struct call *call);
 /* With the lock held: the call ends with e (copied). */
 void conn_end(struct conn *c, struct call *call, const struct err *e);
 

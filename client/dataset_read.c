@@ -65,29 +65,28 @@ static void pass_empty(struct ranged_read *r)
     }
 }
 
-static int take(struct ranged_read *r, const uint8_t *bytes, size_t n, struct err *e)
+static uint8_t *place(struct call *call, size_t *n)
 {
-    while (n) {
-        if (r->next == r->count)
-            return err_set(e, ERR_PROTOCOL, "the server sent %zu bytes more than the read asked for", n);
-        struct read_piece *p = &r->pieces[r->next];
-        uint64_t want = p->bytes - r->into_next;
-        size_t now = n < want ? n : (size_t)want;
-        if (p->into)
-            memcpy(p->into + r->into_next, bytes, now);
-        r->into_next += now;
-        bytes += now;
-        n -= now;
-        pass_empty(r);
-    }
-    return 0;
+    struct ranged_read *r = container_of(call, struct ranged_read, call);
+    *n = 0;
+    if (r->next == r->count)
+        return NULL;
+    struct read_piece *p = &r->pieces[r->next];
+    *n = (size_t)(p->bytes - r->into_next);
+    return p->into ? p->into + r->into_next : NULL;
 }
 
-static int on_more(struct call *call, const uint8_t *payload, size_t n, struct err *e)
+static int came(struct call *call, size_t n, struct err *e)
 {
     struct ranged_read *r = container_of(call, struct ranged_read, call);
     r->disk_ms += call->disk_ms;
-    return take(r, payload, n, e);
+    call->disk_ms = 0; /* a frame may come in several pieces */
+    if (r->next == r->count)
+        return err_set(e, ERR_PROTOCOL, "the server sent %zu bytes more than the read asked for", n);
+    check(n <= r->pieces[r->next].bytes - r->into_next);
+    r->into_next += n;
+    pass_empty(r);
+    return 0;
 }
 
 static void on_done(struct call *call)
@@ -96,8 +95,7 @@ static void on_done(struct call *call)
     r->err = call->err;
     if (r->err.class == ERR_NONE)
         r->disk_ms += call->disk_ms;
-    if (r->err.class == ERR_NONE && take(r, call->payload, call->payload_bytes, &r->err) == 0 &&
-        r->next < r->count)
+    if (r->err.class == ERR_NONE && r->next < r->count)
         err_set(&r->err, ERR_PROTOCOL, "the server ended a read %" PRIu64 " bytes into range %u of %u",
                 r->into_next, r->next + 1, r->count);
     call_free(call);
@@ -116,8 +114,12 @@ void ranged_read_submit(struct ranged_read *r)
         return;
     }
     bool sealed = r->source == READ_SEGMENT && !r->past_lane;
-    r->call = (struct call){
-        .opcode = OP_READ, .sealed = sealed, .timeout_ms = r->timeout_ms, .more = on_more, .done = on_done};
+    r->call = (struct call){.opcode = OP_READ,
+                            .sealed = sealed,
+                            .timeout_ms = r->timeout_ms,
+                            .place = place,
+                            .came = came,
+                            .done = on_done};
     conn_submit(r->conn, &r->call, SLICE(message.p, message.n), SLICE(NULL, 0));
     buf_free(&message);
 }

@@ -44,6 +44,8 @@ struct channel {
     size_t memory_bytes;
     uint8_t *payload; /* within it */
     size_t payload_bytes;
+    struct channel_sink sink;
+    bool sinks;  /* the payload being received goes there */
     bool whole;  /* the frame is complete */
     bool handed; /* and the caller has it */
 
@@ -212,7 +214,9 @@ static int begin_payload(struct channel *c)
                        (unsigned long long)c->header.request_id, opcode_name(c->header.opcode), n, max);
     c->payload_bytes = 0;
     c->payload = nothing;
-    if (n == 0)
+    c->sinks = n > 0 && c->sink.wants && !(c->lane && is_covered(!c->server, &c->header)) &&
+               c->sink.wants(c->sink.arg, &c->header);
+    if (n == 0 || c->sinks)
         return 0;
     size_t lead = c->header.opcode == OP_SEGMENT_CHUNK ? BLOCK_BYTES - CHUNK_MESSAGE_BYTES : 0;
     size_t size = block_align(lead + n);
@@ -226,6 +230,26 @@ static int begin_payload(struct channel *c)
     c->payload = c->memory + lead;
     memset(c->payload + n, 0, size - lead - n);
     return 0;
+}
+
+/* Of the next bytes of the payload, which is not whole. */
+static uint8_t *payload_place(struct channel *c, size_t *n)
+{
+    size_t left = c->header.payload_bytes - c->payload_bytes;
+    *n = left;
+    if (!c->sinks)
+        return c->payload + c->payload_bytes;
+    uint8_t *to = c->sink.place(c->sink.arg, n);
+    *n = *n < left ? *n : left;
+    check(to && *n > 0);
+    return to;
+}
+
+static void payload_came(struct channel *c, size_t n)
+{
+    c->payload_bytes += n;
+    if (c->sinks)
+        c->sink.came(c->sink.arg, n);
 }
 
 /* Reads header, then payload; as far as input goes. */
@@ -255,10 +279,12 @@ static int read_frame(struct channel *c)
             cover_payload(c);
         if (c->payload_bytes == c->header.payload_bytes)
             break;
-        rc = read_plain(c, c->payload + c->payload_bytes, c->header.payload_bytes - c->payload_bytes);
+        size_t n;
+        uint8_t *to = payload_place(c, &n);
+        rc = read_plain(c, to, n);
         if (rc <= 0)
             return rc;
-        c->payload_bytes += (size_t)rc;
+        payload_came(c, (size_t)rc);
     } while (true);
     if (covered && (rc = take_tag(c)) <= 0)
         return rc;
@@ -362,8 +388,7 @@ uint8_t *channel_place(struct channel *c, size_t *n)
         c->payload_bytes == c->header.payload_bytes ||
         c->head_bytes < (c->lane ? sizeof c->head : FRAME_HEADER_BYTES))
         return NULL;
-    *n = c->header.payload_bytes - c->payload_bytes;
-    return c->payload + c->payload_bytes;
+    return payload_place(c, n);
 }
 
 size_t channel_awaited(const struct channel *c)
@@ -378,7 +403,7 @@ size_t channel_awaited(const struct channel *c)
 int channel_placed(struct channel *c, size_t n, struct err *e)
 {
     check(!c->whole && n <= c->header.payload_bytes - c->payload_bytes);
-    c->payload_bytes += n;
+    payload_came(c, n);
     return channel_input(c, NULL, 0, e);
 }
 
@@ -402,6 +427,7 @@ int channel_frame(struct channel *c, struct frame *out, struct err *e)
     c->handed = true;
     out->header = c->header;
     out->payload = c->payload;
+    out->sunk = c->sinks;
     return 1;
 }
 
@@ -413,19 +439,25 @@ void channel_frame_done(struct channel *c)
     c->head_bytes = 0;
     c->payload_bytes = 0;
     c->payload = NULL;
+    c->sinks = false;
 }
 
 uint8_t *channel_frame_steal(struct channel *c)
 {
     check(c->handed);
     uint8_t *p = NULL;
-    if (c->header.payload_bytes > 0) {
+    if (c->header.payload_bytes > 0 && !c->sinks) {
         p = c->memory;
         c->memory = NULL;
         c->memory_bytes = 0;
     }
     channel_frame_done(c);
     return p;
+}
+
+void channel_sink(struct channel *c, const struct channel_sink *s)
+{
+    c->sink = *s;
 }
 
 void channel_allow_large(struct channel *c)

@@ -69,6 +69,18 @@ void channel_use_memory(struct channel *c, const struct channel_memory *m);
 #define CHANNEL_INPUT_BYTES_MAX  (8u << 20)
 #define CHANNEL_OUTPUT_BYTES_MAX (64u << 20)
 
+/*
+ * Payloads that go to their last place as they are received, instead of into memory of the channel. On a lane
+ * only those that no tag of the frame covers. The frame is then handed out without its payload.
+ */
+struct channel_sink {
+    bool (*wants)(void *arg, const struct frame_header *h); /* asked once, when the header has come */
+    uint8_t *(*place)(void *arg, size_t *n);                /* of the next bytes; how many fit: at least 1 */
+    void (*came)(void *arg, size_t n);                      /* so many were put there */
+    void *arg;
+};
+void channel_sink(struct channel *c, const struct channel_sink *s); /* copied; before the first frame */
+
 /* Bytes received from the network; all are taken. Starts the handshake on a client with n = 0. Errors:
  * ERR_DENIED (certificate refused: why), ERR_PROTOCOL (no TLS, or not ours), ERR_CORRUPT, ERR_LIMIT,
  * ERR_NO_MEMORY. What is wrong inside frames is told by channel_frame. */
@@ -96,6 +108,7 @@ const struct identity *channel_peer(const struct channel *c); /* NULL until read
 struct frame {
     struct frame_header header;
     const uint8_t *payload; /* never NULL */
+    bool sunk;              /* the payload went to the sink, and payload is no more than a pointer */
 };
 #define CHUNK_MESSAGE_BYTES 60 /* msg_segment_chunk as encoded: 16 + 4 + 40 */
 /* 1: *out is filled; 0: more input is needed; <0: broken, ERR_PROTOCOL, ERR_VERSION or ERR_LIMIT. Call again
