@@ -16,9 +16,13 @@ uint32_t shard_piece_bytes(uint64_t bytes, uint64_t samples)
 {
     uint64_t small = CHUNK_PLAIN_BYTES_MAX / 4, piece = SHARD_PIECE_MIN;
     uint64_t mean = samples ? bytes / samples : bytes;
-    while (piece < mean || bytes / piece >= SHARD_PIECES_MAX)
+    if (bytes <= small || mean >= SHARD_SAMPLE_LARGE)
+        return CHUNK_PLAIN_BYTES_MAX;
+    while (piece < small && 16 * piece <= mean)
         piece *= 2;
-    return bytes <= small || piece > small ? CHUNK_PLAIN_BYTES_MAX : (uint32_t)piece;
+    while (bytes / piece >= SHARD_PIECES_MAX)
+        piece *= 2;
+    return piece > small ? CHUNK_PLAIN_BYTES_MAX : (uint32_t)piece;
 }
 
 int shard_table_init(struct shard_table *t, uint32_t count, struct err *e)

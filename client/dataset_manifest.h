@@ -19,13 +19,15 @@
 
 /*
  * Tensors and blobs of an imported shard. Its bytes are cut into pieces of one size, which a reader has to
- * fetch and open whole, so the size follows that of a sample: feeds read samples from anywhere in a shard.
+ * fetch and open whole, so the size follows that of a sample: feeds read samples from anywhere in a shard,
+ * and with the pieces at both ends of one some bytes that nobody wants, about an eighth of it.
  *   one tensor "shard" of all its bytes, cut at 4 MiB, where samples are large or the shard is small
  *   else tensors "shard/0", "shard/1", ...: piece i in chunk i, all of the size of the first but the last
  */
 #define SHARD_TENSOR       "shard" /* u8, shape [bytes] */
 #define SHARD_PIECE_MIN    (128u << 10)
 #define SHARD_PIECES_MAX   16384u
+#define SHARD_SAMPLE_LARGE (64u << 20)      /* from here on, 4 MiB are little */
 #define SHARD_BLOB_SAMPLES "larder.samples" /* samples_encode() */
 #define SHARD_BLOB_NAME    "larder.name"
 #define SHARD_BLOB_TABLE   "larder.shards" /* part 0 only */

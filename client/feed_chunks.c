@@ -30,6 +30,23 @@ static size_t buffer_cost(size_t n)
     return n <= FEED_CHUNK_SMALL ? n : ((size_t)FEED_CHUNK_SMALL << class_of(n)) + BLOCK_BYTES;
 }
 
+static bool over_budget(const struct larder_feed *f, size_t more)
+{
+    return f->chunk_bytes + f->spare_bytes + more > f->chunk_bytes_max + f->chunk_bytes_max / 4;
+}
+
+/* Frees spare buffers until n bytes more are within the budget. */
+static void drop_spares(struct larder_feed *f, size_t n)
+{
+    for (unsigned i = FEED_CHUNK_CLASSES; i-- > 0;)
+        while (f->spare[i] && over_budget(f, n)) {
+            struct feed_spare *s = f->spare[i];
+            f->spare[i] = s->next;
+            f->spare_bytes -= ((size_t)FEED_CHUNK_SMALL << i) + BLOCK_BYTES;
+            free(s);
+        }
+}
+
 /* With the lock held. NULL only if n is 0 or memory is out. */
 static uint8_t *buffer_take(struct larder_feed *f, size_t n)
 {
@@ -41,6 +58,7 @@ static uint8_t *buffer_take(struct larder_feed *f, size_t n)
         *head = (*head)->next;
         f->spare_bytes -= buffer_cost(n);
     } else {
+        drop_spares(f, buffer_cost(n));
         p = malloc(buffer_cost(n));
     }
     if (p)
@@ -54,7 +72,7 @@ static void buffer_give(struct larder_feed *f, uint8_t *p, size_t n)
         return;
     size_t cost = buffer_cost(n);
     f->chunk_bytes -= cost;
-    if (n <= FEED_CHUNK_SMALL || f->spare_bytes + cost > f->chunk_bytes_max / 4) {
+    if (n <= FEED_CHUNK_SMALL || over_budget(f, cost)) {
         free(p);
         return;
     }
@@ -96,7 +114,8 @@ static void chunk_free(struct larder_feed *f, struct feed_chunk *c)
     list_del(&c->bucket);
     list_del(&c->queue);
     buffer_give(f, c->stored, c->stored_bytes);
-    buffer_give(f, c->plain, c->plain_bytes);
+    if (!c->lent)
+        buffer_give(f, c->plain, c->plain_bytes);
     if (c->view)
         dataset_view_put(c->view->dataset, c->view);
     free(c);
@@ -129,9 +148,17 @@ static const struct chunk_entry *entry_of(const struct dataset_view *v, uint32_t
     return &table[number];
 }
 
-/* With the lock held; there is room. NULL: no memory. */
-static struct feed_chunk *chunk_create(struct larder_feed *f, struct dataset_view *v, uint32_t number)
+/* Is the whole chunk wanted in one place? Then it is decoded there. */
+static bool wants_all(const struct feed_piece *p)
 {
+    return p->at == 0 && p->bytes == entry_of(p->view, p->chunk)->plain_bytes;
+}
+
+/* With the lock held; there is room. NULL: no memory. */
+static struct feed_chunk *chunk_create(struct larder_feed *f, const struct feed_piece *p)
+{
+    struct dataset_view *v = p->view;
+    uint32_t number = p->chunk;
     const struct chunk_entry *entry = entry_of(v, number);
     struct feed_chunk *c = calloc(1, sizeof *c);
     if (!c)
@@ -142,7 +169,8 @@ static struct feed_chunk *chunk_create(struct larder_feed *f, struct dataset_vie
     c->stored_bytes = entry->stored_bytes;
     c->plain_bytes = entry->plain_bytes;
     c->stored = buffer_take(f, c->stored_bytes);
-    c->plain = buffer_take(f, c->plain_bytes);
+    c->lent = wants_all(p);
+    c->plain = c->lent ? p->to : buffer_take(f, c->plain_bytes);
     list_init(&c->queue);
     list_init(&c->bucket);
     if (!c->plain || (!c->stored && c->stored_bytes)) {
@@ -158,10 +186,13 @@ static struct feed_chunk *chunk_create(struct larder_feed *f, struct dataset_vie
 /* With the lock held: drops a pin; a chunk nobody uses may be forgotten from now on. */
 static void unpin(struct larder_feed *f, struct feed_chunk *c)
 {
-    if (--c->pins == 0) {
+    if (--c->pins > 0)
+        return;
+    if (c->lent)
+        chunk_free(f, c);
+    else
         list_add_tail(&f->unused, &c->queue);
-        pthread_cond_signal(&f->space);
-    }
+    pthread_cond_signal(&f->space);
 }
 
 static bool piece_fits(const struct feed_piece *p, const struct feed_chunk *c)
@@ -176,7 +207,7 @@ static void copy_pieces(struct larder_feed *f, struct feed_chunk *c, struct feed
     list_del(&c->queue);
     pthread_mutex_unlock(&f->lock);
     for (struct feed_piece *p = pieces; p; p = p->next)
-        if (piece_fits(p, c))
+        if (piece_fits(p, c) && p->to != c->plain)
             memcpy(p->to, c->plain + p->at, p->bytes);
     pthread_mutex_lock(&f->lock);
     for (struct feed_piece *p = pieces, *next; p; p = next) {
@@ -279,6 +310,10 @@ void feed_chunk_decode(struct larder_feed *f, struct feed_chunk *c, struct part_
     c->view = NULL;
     c->waiting = NULL;
     c->state = CHUNK_READY;
+    if (c->lent) { /* its bytes are there only until their batch is handed out */
+        list_del(&c->bucket);
+        list_init(&c->bucket);
+    }
     buffer_give(f, c->stored, c->stored_bytes);
     c->stored = NULL;
     copy_pieces(f, c, waiting);
@@ -308,7 +343,7 @@ static struct feed_chunk *ask_for(struct gathering *g, struct feed_piece *p, str
 {
     struct larder_feed *f = g->f;
     const struct chunk_entry *entry = entry_of(p->view, p->chunk);
-    uint64_t need = buffer_cost(entry->stored_bytes) + buffer_cost(entry->plain_bytes);
+    uint64_t need = buffer_cost(entry->stored_bytes) + (wants_all(p) ? 0 : buffer_cost(entry->plain_bytes));
     while (!f->closing && !make_room(f, need)) {
         if (g->fetch) {
             pthread_mutex_unlock(&f->lock);
@@ -322,7 +357,7 @@ static struct feed_chunk *ask_for(struct gathering *g, struct feed_piece *p, str
         return NULL;
     if (!g->fetch)
         g->fetch = feed_fetch_create(f, p->view->dataset, 2 * FETCH_CHUNKS_MAX);
-    struct feed_chunk *c = g->fetch ? chunk_create(f, p->view, p->chunk) : NULL;
+    struct feed_chunk *c = g->fetch ? chunk_create(f, p) : NULL;
     if (!c)
         err_set(e, ERR_NO_MEMORY, "no memory for a chunk of %u bytes", entry->plain_bytes);
     else

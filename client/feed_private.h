@@ -13,7 +13,7 @@
  *
  * Memory: depth_bytes of pinned memory for the samples of batches ahead and of those the consumer holds
  * (feed_arena.h); for imported datasets as much again, at least 16 MiB, for chunks on their way and decoded
- * ones that may be wanted again, and up to a quarter of that in spare buffers (feed_chunks.c); beside them
+ * ones that may be wanted again, and a quarter more, all of it with spare buffers (feed_chunks.c); beside them
  * sample indexes, and descriptions of batches, up to a quarter of depth_bytes or two batches.
  *
  * One lock guards everything that more than one of them touches. It is taken before the dataset's locks and
@@ -135,6 +135,7 @@ struct feed_chunk {
     struct dataset_view *view; /* until READY */
     unsigned pins;
     bool again; /* fetched a second time, after it did not decode */
+    bool lent;  /* plain is the place of the one piece that wants all of it */
     uint8_t *stored, *plain;
     size_t stored_bytes, plain_bytes;
     struct feed_piece *waiting;

@@ -28,6 +28,8 @@ const struct segment_header *part_header(const struct part *p);
 struct part_scratch;
 must_check struct part_scratch *part_scratch_create(void);
 void part_scratch_free(struct part_scratch *s);
+/* Stored as it is, not compressed: decoding it is opening it, straight to its place. */
+bool part_is_raw(const struct part *p, uint32_t number);
 /* Checksum, seal, codec, plain hash: stored bytes of chunk `number` into plain_bytes at out. ERR_CORRUPT
  * naming part and chunk. stored may be overwritten. */
 must_check int part_decode(const struct part *p, struct part_scratch *s, uint32_t number, void *stored,

@@ -282,14 +282,10 @@ void part_scratch_free(struct part_scratch *s)
     free(s);
 }
 
-/* The checksum is taken while the cipher reads the bytes; what does not fit it was damaged on disk or on the
- * way, which says more than that its tag does not fit either. */
-static int open_stored(const struct part *p, struct part_scratch *s, uint32_t number, void *stored,
-                       struct err *e)
+/* What does not fit its checksum was damaged on disk or on the way, which says more than that its tag does
+ * not fit either. */
+static int tell_damage(const struct chunk_entry *c, struct hash128 found, int rc, struct err *e)
 {
-    const struct chunk_entry *c = &p->chunks[number];
-    struct hash128 found = c->stored_hash;
-    int rc = open_chunk(p->seal, s->seal, number, c, stored, stored, &found, e);
     if (memcmp(&found, &c->stored_hash, sizeof found) == 0)
         return rc;
     char want[2 * HASH128_BYTES + 1], got[2 * HASH128_BYTES + 1];
@@ -299,19 +295,46 @@ static int open_stored(const struct part *p, struct part_scratch *s, uint32_t nu
                    c->stored_bytes, (unsigned long long)c->offset, got, want);
 }
 
-int part_decode(const struct part *p, struct part_scratch *s, uint32_t number, void *stored, void *out,
-                struct err *e)
+/* The checksum is taken while the cipher reads the bytes. */
+static int open_and_decode(const struct part *p, struct part_scratch *s, uint32_t number, void *stored,
+                           void *out, struct err *e)
 {
-    check(number < p->chunk_count);
     const struct chunk_entry *c = &p->chunks[number];
-    struct hash128 found;
-    int rc = open_stored(p, s, number, stored, e);
+    struct hash128 found = c->stored_hash;
+    int rc = open_chunk(p->seal, s->seal, number, c, stored, stored, &found, e);
+    rc = tell_damage(c, found, rc, e);
     if (rc == 0)
         rc = codec_decode(s->codec, (enum codec)c->codec, (enum dtype)c->dtype, stored,
                           c->stored_bytes > 0 ? c->stored_bytes - TAG_BYTES : 0, out, c->plain_bytes, &found,
                           e);
     if (rc == 0 && memcmp(&found, &p->index.plain_hashes[number], sizeof found) != 0)
         rc = err_set(e, ERR_CORRUPT, "it decodes, but not to the %u bytes that were saved", c->plain_bytes);
+    return rc;
+}
+
+/* A raw chunk is opened to where it is wanted. Its tag vouches for the very bytes that were sealed; sums are
+ * for those that a codec makes, and for telling what is wrong. */
+static int open_raw(const struct part *p, struct part_scratch *s, uint32_t number, const void *stored,
+                    void *out, struct err *e)
+{
+    const struct chunk_entry *c = &p->chunks[number];
+    int rc = open_chunk(p->seal, s->seal, number, c, stored, out, NULL, e);
+    return rc < 0 ? tell_damage(c, hash128(stored, c->stored_bytes), rc, e) : 0;
+}
+
+bool part_is_raw(const struct part *p, uint32_t number)
+{
+    check(number < p->chunk_count);
+    const struct chunk_entry *c = &p->chunks[number];
+    return c->codec == CODEC_RAW && c->stored_bytes == c->plain_bytes + TAG_BYTES;
+}
+
+int part_decode(const struct part *p, struct part_scratch *s, uint32_t number, void *stored, void *out,
+                struct err *e)
+{
+    check(number < p->chunk_count);
+    int rc = part_is_raw(p, number) ? open_raw(p, s, number, stored, out, e)
+                                    : open_and_decode(p, s, number, stored, out, e);
     if (rc < 0) {
         char id[2 * ID_BYTES + 1];
         hex_encode(&p->header.segment_id, ID_BYTES, id);

@@ -108,10 +108,13 @@ static void pieces_follow_the_samples(void **state)
         {1, 1, 4 << 20}, /* a small shard is one piece */
         {1 << 20, 1000, 4 << 20},
         {(1 << 20) + 1, 1000, 128 << 10}, /* small samples: the smallest piece */
-        {100 << 20, 500, 256 << 10},      /* 210 KB on average */
-        {100 << 20, 100, 1 << 20},        /* exactly 1 MiB */
-        {100 << 20, 99, 4 << 20},         /* large ones are cut like a tensor */
-        {100 << 20, 0, 4 << 20},
+        {100 << 20, 500, 128 << 10},      /* 210 KB on average */
+        {100 << 20, 100, 128 << 10},      /* exactly 1 MiB: an eighth */
+        {128 << 20, 64, 256 << 10},
+        {1ull << 30, 64, 1 << 20}, /* 16 MiB: the largest piece */
+        {1ull << 30, 17, 1 << 20},
+        {1ull << 30, 16, 4 << 20}, /* 64 MiB: cut like a tensor */
+        {1ull << 30, 0, 4 << 20},
         {8ull << 30, 1 << 20, 1 << 20}, /* not too many pieces */
         {1ull << 40, 1 << 30, 4 << 20},
     };
