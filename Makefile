@@ -67,6 +67,7 @@ help:
 	    'make bench        what this machine can do, and how near larder comes; BENCH_ARGS="--bytes 2G"'\
 	    'make bench-weights  the codecs on a published model and on a trained optimiser' \
 	    'make bench-peers  larder beside zstd, openssl and cp, and beside PyTorch, on this disk (installs them below build/)' \
+	    'make bench-feed   what the feed is meant to reach, as ratios of runs that take turns' \
 	    'make bench-nginx  the same files by larderd and by nginx, in one run (installs nginx-light and curl)' \
 	    'make sim          thousands of seeds on the simulator' \
 	    'make stress       10,000 saves from devices (the stand-in), each overwritten at once; SAVES=n' \
@@ -232,6 +233,11 @@ bench-weights: all
 # A checkpoint by larder and by its peers, to the same disk. PEERS_ARGS: such as --bytes 2G --json.
 bench-peers: all
 	$(Q)BUILD=$(BUILD) tests/bench/peers $(PEERS_ARGS)
+
+# What the feed is meant to reach, as ratios. BENCH_ARGS: of tests/bench/feed.
+.PHONY: bench-feed
+bench-feed: all
+	$(Q)BUILD=$(BUILD) tests/bench/feed $(BENCH_ARGS)
 
 # The same files by larderd and by nginx, which is installed for it. BENCH_ARGS: of tests/bench/nginx.
 .PHONY: bench-nginx

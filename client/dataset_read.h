@@ -3,8 +3,8 @@
  * Ranged reads that land where they are wanted: many ranges of many objects in one request, each with a place
  * in memory. Asynchronous, on a connection; also the waiting form over it.
  *
- * Bytes are received, or decrypted, straight into their place, on the connection's thread. A read that was lost with
- * its connection goes on at the first byte that had not come.
+ * Bytes are received, or decrypted, straight into their place, on the connection's thread. A read that was
+ * lost with its connection goes on at the first byte that had not come.
  */
 #ifndef LARDER_DATASET_READ_H
 #define LARDER_DATASET_READ_H

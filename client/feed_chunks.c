@@ -12,7 +12,8 @@
 
 #include "client/feed_private.h"
 
-#define FETCH_CHUNKS_MAX 256u
+#define FETCH_CHUNKS_MAX  256u
+#define AT_ONCE_BYTES_MAX (1u << 20)
 
 /* Buffers above 64 KiB come in sizes of 2^k + 4 KiB, which fits a chunk's plain bytes and what sealing adds,
  * and are used again: fresh memory costs more than decoding into it. */
@@ -127,6 +128,8 @@ void feed_chunks_free(struct larder_feed *f)
         for (struct list *it; (it = list_pop(&f->buckets[i]));)
             chunk_free(f, container_of(it, struct feed_chunk, bucket));
     spares_free(f);
+    while (f->scratch_count > 0)
+        part_scratch_free(f->scratch[--f->scratch_count]);
 }
 
 /* With the lock held. */
@@ -221,6 +224,41 @@ static void copy_pieces(struct larder_feed *f, struct feed_chunk *c, struct feed
     unpin(f, c);
 }
 
+/* With the lock held; NULL: no memory. */
+static struct part_scratch *scratch_take(struct larder_feed *f)
+{
+    if (f->scratch_count > 0)
+        return f->scratch[--f->scratch_count];
+    pthread_mutex_unlock(&f->lock);
+    struct part_scratch *s = part_scratch_create();
+    pthread_mutex_lock(&f->lock);
+    return s;
+}
+
+static void scratch_give(struct larder_feed *f, struct part_scratch *s)
+{
+    if (f->scratch_count < FEED_SCRATCHES_MAX)
+        f->scratch[f->scratch_count++] = s;
+    else
+        part_scratch_free(s);
+}
+
+/* With the lock held, which is free meanwhile: a chunk that needs no more than opening is opened at once,
+ * while it is in the cache of the core that received it. False: not such a one. */
+static bool open_at_once(struct larder_feed *f, struct feed_chunk *c)
+{
+    if (!part_is_raw(c->view->part, c->number) || c->plain_bytes > AT_ONCE_BYTES_MAX)
+        return false;
+    struct part_scratch *s = scratch_take(f);
+    if (!s)
+        return false;
+    pthread_mutex_unlock(&f->lock);
+    feed_chunk_decode(f, c, s);
+    pthread_mutex_lock(&f->lock);
+    scratch_give(f, s);
+    return true;
+}
+
 void feed_chunk_came(struct ranged_read *r, struct read_piece *p)
 {
     struct feed_fetch *fetch = container_of(r, struct feed_fetch, read);
@@ -232,6 +270,8 @@ void feed_chunk_came(struct ranged_read *r, struct read_piece *p)
         c->state = CHUNK_STORED;
         for (struct feed_piece *w = c->waiting; w; w = w->next)
             feed_piece_came(f, w);
+    }
+    if (c && !open_at_once(f, c)) {
         list_add_tail(&f->decode, &c->queue);
         pthread_cond_signal(&f->work);
     }

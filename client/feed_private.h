@@ -2,7 +2,7 @@
 /*
  * Inside of a feed. Threads:
  *   planner     plans batch after batch, takes memory for it, asks for its bytes (feed_batch.c)
- *   connections copy what comes to its place (dataset_read.c) and hand chunks to the workers
+ *   connections put what comes to its place (dataset_read.c), open raw chunks, hand others to the workers
  *   scout       runs some batches before the planner, so that parts and sample indexes are there in time
  *               (feed_scout.c)
  *   workers     read local files (feed_local.c), decode chunks, copy samples out of them, ask again after
@@ -41,6 +41,7 @@
 #define FEED_CHUNK_BYTES_MIN (16u << 20)
 #define FEED_CHUNK_SMALL     (64u << 10) /* buffers above have sizes of their own, see feed_chunks.c */
 #define FEED_CHUNK_CLASSES   7u
+#define FEED_SCRATCHES_MAX   FEED_CONNECTIONS_MAX
 
 #define FEED_SUBSTITUTES_MAX 64u   /* tried for one sample */
 #define FEED_DAMAGE_MAX      1024u /* told by larder_feed_damage */
@@ -207,6 +208,8 @@ struct larder_feed {
     struct feed_spare *spare[FEED_CHUNK_CLASSES]; /* buffers to be used again, by size */
     uint64_t spare_bytes;
     struct list decode, retries;
+    struct part_scratch *scratch[FEED_SCRATCHES_MAX]; /* of connections that open chunks, while unused */
+    unsigned scratch_count;
     struct list local_runs; /* to be read from files of this machine */
     struct list repairs;    /* batches with samples that could not be read; all else of them is there */
     bool repairing;         /* one worker does, at a time */
