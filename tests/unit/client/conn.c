@@ -215,6 +215,55 @@ static void streams_flow_by_credit(void **state)
     scripted_stop(s);
 }
 
+static uint8_t *place_in(struct call *call, size_t *n)
+{
+    struct async *a = container_of(call, struct async, call);
+    *n = a->n < 6 ? 6 - a->n : sizeof a->got - a->n; /* in two places, the second of a frame's middle */
+    return (uint8_t *)a->got + a->n;
+}
+
+static int came_in(struct call *call, size_t n, struct err *e)
+{
+    struct async *a = container_of(call, struct async, call);
+    a->n += n;
+    if (a->paused)
+        return err_set(e, ERR_CORRUPT, "the reader does not like it");
+    if (a->n % 4 == 0)
+        conn_credit(a->conn, call, 4);
+    return 0;
+}
+
+/* Bytes go where the stream wants them, those of the last frame too; what comes for a call that has ended is
+ * passed over, and the connection goes on. */
+static void streams_are_received_in_place(void **state)
+{
+    (void)state;
+    struct script t = {0};
+    struct err e;
+    struct scripted *s = scripted_start(&(struct scripted_options){.frame = answer, .arg = &t});
+    struct conn *c = open_to(scripted_port(s), 5000, 1000, &e);
+    struct buf b = {0};
+    msg_read_encode(&(struct msg_read){.source = READ_SEGMENT, .class = 1, .credit = 4}, &b);
+    struct async a = {.call = {.place = place_in, .came = came_in}};
+    async_start(&a, c, OP_READ, SLICE(b.p, b.n), 0);
+    assert_true(async_wait(&a, 5000));
+    assert_int_equal(a.call.err.class, ERR_NONE);
+    assert_int_equal(a.n, 12);
+    assert_memory_equal(a.got, "abcdefghefgh", 12);
+    assert_int_equal(a.call.payload_bytes, 0);
+
+    struct async bad = {.call = {.place = place_in, .came = came_in}, .paused = true};
+    struct call call;
+    async_start(&bad, c, OP_READ, SLICE(b.p, b.n), 0);
+    assert_true(async_wait(&bad, 5000));
+    assert_int_equal(bad.call.err.class, ERR_CORRUPT);
+    assert_int_equal(ask(c, OP_PING, "", 0, &call, &e), 0);
+    call_free(&call);
+    buf_free(&b);
+    conn_close(c);
+    scripted_stop(s);
+}
+
 static int give_up(struct call *call, const uint8_t *payload, size_t n, struct err *e)
 {
     (void)call, (void)payload, (void)n;
@@ -363,6 +412,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(answers_come_in_any_order),
         cmocka_unit_test(streams_flow_by_credit),
+        cmocka_unit_test(streams_are_received_in_place),
         cmocka_unit_test(a_reader_may_give_up),
         cmocka_unit_test(deadlines_and_cancel_end_calls),
         cmocka_unit_test(a_lost_connection_comes_back),

@@ -335,6 +335,71 @@ static void frames_not_taken_wait_in_order(void **state)
     }
 }
 
+/* A sink with places of up to 700 bytes, for frames of one kind. */
+struct sunk {
+    uint8_t bytes[200000];
+    size_t n, asked;
+};
+
+static bool wants_status(void *arg, const struct frame_header *h)
+{
+    struct sunk *s = arg;
+    s->asked++;
+    return h->opcode == OP_STATUS;
+}
+
+static uint8_t *place_of(void *arg, size_t *n)
+{
+    struct sunk *s = arg;
+    assert_true(s->n < sizeof s->bytes);
+    *n = sizeof s->bytes - s->n < 700 ? sizeof s->bytes - s->n : 700;
+    return s->bytes + s->n;
+}
+
+static void has_come(void *arg, size_t n)
+{
+    struct sunk *s = arg;
+    s->n += n;
+}
+
+static void payloads_go_where_they_are_wanted(void **state)
+{
+    (void)state;
+    static uint8_t data[90000];
+    for (int round = 0; round < 6; round++) {
+        struct tls_pair p = {.step = round / 2 == 0 ? 0 : round / 2 == 1 ? 1 : 1009};
+        struct sunk sunk = {0};
+        struct frame f;
+        if (round % 2)
+            open_pair(&p, NULL);
+        else
+            p.server = clear(true), p.client = clear(false);
+        channel_allow_large(p.server);
+        channel_sink(p.server, &(struct channel_sink){
+                                   .wants = wants_status, .place = place_of, .came = has_come, .arg = &sunk});
+        fill(data, sizeof data, (uint32_t)round);
+        send_one(p.client, OP_STATUS, 1, data, sizeof data, NULL, 0);
+        send_one(p.client, OP_PING, 2, data, 500, NULL, 0);
+        send_one(p.client, OP_STATUS, 3, NULL, 0, NULL, 0);
+        tls_pair_move(&p);
+        assert_int_equal(channel_frame(p.server, &f, NULL), 1);
+        assert_true(f.sunk);
+        assert_int_equal(f.header.payload_bytes, sizeof data);
+        assert_int_equal(sunk.n, sizeof data);
+        assert_memory_equal(sunk.bytes, data, sizeof data);
+        channel_frame_done(p.server);
+        assert_int_equal(channel_frame(p.server, &f, NULL), 1);
+        assert_false(f.sunk);
+        assert_memory_equal(f.payload, data, 500);
+        channel_frame_done(p.server);
+        assert_int_equal(channel_frame(p.server, &f, NULL), 1);
+        assert_false(f.sunk); /* nothing to be put anywhere */
+        channel_frame_done(p.server);
+        assert_int_equal(sunk.asked, 2);
+        tls_pair_close(&p);
+    }
+}
+
 static void close_is_told_from_a_cut(void **state)
 {
     (void)state;
@@ -838,6 +903,7 @@ int main(void)
         cmocka_unit_test(memory_stays_bounded),
         cmocka_unit_test(output_may_leave_in_pieces),
         cmocka_unit_test(frames_not_taken_wait_in_order),
+        cmocka_unit_test(payloads_go_where_they_are_wanted),
         cmocka_unit_test(close_is_told_from_a_cut),
         cmocka_unit_test(exported_keys_are_equal_and_bound),
         cmocka_unit_test(a_foreign_ca_is_refused_by_both),
