@@ -70,10 +70,11 @@ struct call {
     /* Each frame of a streamed answer but the last: message and tail stand one behind the other in `payload`.
      * NULL if not a stream. Returning a negative errno (with e filled) cancels the call. */
     int (*more)(struct call *call, const uint8_t *payload, size_t n, struct err *e);
-    /* Instead of `more`, for streams whose bytes are to be received where they stay: `place` says where the
-     * next ones go and how many fit (NULL: none are expected), `came` that so many are there; the last frame
-     * is then handed out without them. What is placed must stay until `done`. */
-    uint8_t *(*place)(struct call *call, size_t *n);
+    /* Instead of `more`, for streams whose bytes are to be received where they stay: `place` says where those
+     * behind the next `skip` go and how many fit (NULL: so many are passed over; 0: none are expected),
+     * `came` that so many are there; the last frame is then handed out without them. What is placed must stay
+     * until `done`. */
+    uint8_t *(*place)(struct call *call, size_t skip, size_t *n);
     int (*came)(struct call *call, size_t n, struct err *e);
     void (*done)(struct call *call);
     /* The answer, when done runs. */

@@ -24,10 +24,11 @@
 
 #define INPUT_BYTES      (256u << 10) /* one receive */
 #define RECEIVE_LEAST    (512u << 10) /* of a large frame, before the thread is woken */
-#define AHEAD_BYTES      4096u        /* received together with the end of a payload: the next header */
-#define WASTE_BYTES      (64u << 10)  /* received at once of what nobody wants */
-#define INPUT_TURN_BYTES (2u << 20)   /* received before output gets its turn */
-#define OUTPUT_BYTES     (1u << 20)   /* encrypted and not sent: what else is queued waits in the clear */
+#define PARTS_MAX        16u
+#define AHEAD_BYTES      4096u       /* received together with the end of a payload: the next header */
+#define WASTE_BYTES      (64u << 10) /* received at once of what nobody wants */
+#define INPUT_TURN_BYTES (2u << 20)  /* received before output gets its turn */
+#define OUTPUT_BYTES     (1u << 20)  /* encrypted and not sent: what else is queued waits in the clear */
 #define BACKOFF_MIN_MS   20u
 #define BACKOFF_MAX_MS   2000u
 #define LANE_FAULTS_MAX  4u     /* of a lane, before it is given up */
@@ -279,15 +280,30 @@ static int flush(struct conn *c, struct err *e)
     }
 }
 
+/* Where the next bytes go: to their place, and behind the end of a payload to the input. Returns how many
+ * have a place. */
+static size_t find_room(struct conn *c, struct iovec parts[PARTS_MAX], size_t *count)
+{
+    size_t placed = 0, n, awaited = channel_awaited(c->channel);
+    uint8_t *to;
+    for (*count = 0; *count < PARTS_MAX - 1 && placed < INPUT_BYTES; placed += n) {
+        if (!(to = channel_place(c->channel, placed, &n)))
+            break;
+        parts[(*count)++] = (struct iovec){to, n};
+    }
+    if (placed == 0 || placed >= awaited)
+        parts[(*count)++] = (struct iovec){c->input, placed ? AHEAD_BYTES : INPUT_BYTES};
+    return placed;
+}
+
 /* 0, or the end of the connection as an error. */
 static int receive_some(struct conn *c, size_t *got, struct err *e)
 {
-    size_t room;
-    uint8_t *place = channel_place(c->channel, &room);
-    size_t ahead = !place ? INPUT_BYTES : room < channel_awaited(c->channel) ? 0 : AHEAD_BYTES;
-    struct iovec parts[2] = {{place, room}, {c->input, ahead}};
-    struct msghdr m = {.msg_iov = place ? parts : parts + 1, .msg_iovlen = place && ahead ? 2 : 1};
+    struct iovec parts[PARTS_MAX];
+    struct msghdr m = {.msg_iov = parts};
+    size_t room = find_room(c, parts, &m.msg_iovlen);
     *got = 0;
+    c->more_input = false;
     ssize_t n = recvmsg(c->fd, &m, 0);
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return 0;
@@ -296,6 +312,7 @@ static int receive_some(struct conn *c, size_t *got, struct err *e)
     if (n == 0)
         return lost(c, channel_peer_closed(c->channel) ? "the server closed it" : "it ended early", 0, e);
     *got = (size_t)n;
+    c->more_input = *got >= room && *got >= WASTE_BYTES;
     size_t placed = *got < room ? *got : room;
     int rc = placed > 0 ? channel_placed(c->channel, placed, e) : 0;
     return rc == 0 && *got > placed ? channel_input(c->channel, c->input, *got - placed, e) : rc;
@@ -314,6 +331,7 @@ static void wait_for_much(struct conn *c)
 static int exchange(struct conn *c, uint64_t until_ms, size_t *got, struct err *e)
 {
     *got = 0;
+    c->more_input = false;
     int rc = flush(c, e);
     if (rc < 0)
         return rc;
@@ -661,15 +679,15 @@ static struct call *sinking(struct conn *c)
     return call;
 }
 
-static uint8_t *sink_place(void *arg, size_t *n)
+static uint8_t *sink_place(void *arg, size_t skip, size_t *n)
 {
     struct conn *c = arg;
     struct call *call = sinking(c);
-    uint8_t *to = call ? call->place(call, n) : NULL;
-    if (to)
+    *n = 0;
+    uint8_t *to = call ? call->place(call, skip, n) : NULL;
+    if (to || (*n == 0 && skip > 0))
         return to;
-    size_t fit = call && *n > 0 ? *n : WASTE_BYTES;
-    *n = fit < WASTE_BYTES ? fit : WASTE_BYTES;
+    *n = *n > 0 && *n < WASTE_BYTES ? *n : WASTE_BYTES;
     return c->input + INPUT_BYTES;
 }
 
@@ -749,7 +767,7 @@ static int serve(struct conn *c, struct err *e)
         while (rc == 0 && got > 0) {
             turn += got;
             rc = take_frames(c, e);
-            if (rc < 0 || turn >= INPUT_TURN_BYTES || got < INPUT_BYTES)
+            if (rc < 0 || turn >= INPUT_TURN_BYTES || !c->more_input)
                 break;
             rc = receive_some(c, &got, e);
         }

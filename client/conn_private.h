@@ -66,6 +66,7 @@ struct conn {
     uint8_t *input;
     int fd, least;    /* its SO_RCVLOWAT */
     uint64_t sinking; /* request whose payload is being received */
+    bool more_input;  /* than was received at once, perhaps */
     uint64_t up_since_ms;
     unsigned faults; /* of a lane, lately */
 };

@@ -65,15 +65,21 @@ static void pass_empty(struct ranged_read *r)
     }
 }
 
-static uint8_t *place(struct call *call, size_t *n)
+static uint8_t *place(struct call *call, size_t skip, size_t *n)
 {
     struct ranged_read *r = container_of(call, struct ranged_read, call);
+    uint64_t at = r->into_next + skip;
+    uint32_t i = r->next;
+    for (; i < r->count && at >= r->pieces[i].bytes; i++)
+        at -= r->pieces[i].bytes;
     *n = 0;
-    if (r->next == r->count)
+    if (i == r->count)
         return NULL;
-    struct read_piece *p = &r->pieces[r->next];
-    *n = (size_t)(p->bytes - r->into_next);
-    return p->into ? p->into + r->into_next : NULL;
+    struct read_piece *p = &r->pieces[i];
+    *n = (size_t)(p->bytes - at);
+    if (!p->into && p->tag && r->begins)
+        r->begins(r, p);
+    return p->into ? p->into + at : NULL;
 }
 
 static int came(struct call *call, size_t n, struct err *e)
@@ -81,11 +87,15 @@ static int came(struct call *call, size_t n, struct err *e)
     struct ranged_read *r = container_of(call, struct ranged_read, call);
     r->disk_ms += call->disk_ms;
     call->disk_ms = 0; /* a frame may come in several pieces */
-    if (r->next == r->count)
-        return err_set(e, ERR_PROTOCOL, "the server sent %zu bytes more than the read asked for", n);
-    check(n <= r->pieces[r->next].bytes - r->into_next);
-    r->into_next += n;
-    pass_empty(r);
+    while (n > 0) {
+        if (r->next == r->count)
+            return err_set(e, ERR_PROTOCOL, "the server sent %zu bytes more than the read asked for", n);
+        uint64_t want = r->pieces[r->next].bytes - r->into_next;
+        size_t now = n < want ? n : (size_t)want;
+        r->into_next += now;
+        n -= now;
+        pass_empty(r);
+    }
     return 0;
 }
 

@@ -19,8 +19,9 @@
 struct read_piece {
     struct id object; /* as in msg_read_range */
     uint64_t offset, bytes;
-    uint8_t *into; /* NULL: the bytes are passed over (a gap between two wanted ranges) */
-    void *tag;     /* the owner's */
+    uint8_t *
+        into; /* NULL: the bytes are passed over (a gap between two wanted ranges), unless `begins` sets it */
+    void *tag; /* the owner's */
 };
 
 struct ranged_read {
@@ -31,7 +32,10 @@ struct ranged_read {
     bool past_lane;      /* over TLS and past the server's memory: for what came damaged */
     uint32_t timeout_ms; /* between two frames; 0: the connection's */
     struct read_piece *pieces;
-    uint32_t count;                                             /* 1 .. READ_RANGES_MAX */
+    uint32_t count; /* 1 .. READ_RANGES_MAX */
+    void (*begins)(struct ranged_read *r,
+                   struct read_piece *p); /* the first bytes of p, which has a tag and no
+                                             place, are about to come. May be NULL */
     void (*piece)(struct ranged_read *r, struct read_piece *p); /* all bytes of p came. May be NULL */
     void (*done)(struct ranged_read *r);                        /* after the last piece, or with err set */
     void *arg;

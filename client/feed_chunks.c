@@ -151,6 +151,12 @@ static const struct chunk_entry *entry_of(const struct dataset_view *v, uint32_t
     return &table[number];
 }
 
+/* Needs no more than opening, so that it is done while it is in the cache of the core that received it. */
+static bool opens_at_once(const struct dataset_view *v, uint32_t number)
+{
+    return part_is_raw(v->part, number) && entry_of(v, number)->plain_bytes <= AT_ONCE_BYTES_MAX;
+}
+
 /* Is the whole chunk wanted in one place? Then it is decoded there. */
 static bool wants_all(const struct feed_piece *p)
 {
@@ -171,12 +177,13 @@ static struct feed_chunk *chunk_create(struct larder_feed *f, const struct feed_
     c->number = number;
     c->stored_bytes = entry->stored_bytes;
     c->plain_bytes = entry->plain_bytes;
-    c->stored = buffer_take(f, c->stored_bytes);
+    bool later = opens_at_once(v, number); /* then its memory is taken when it begins to come */
+    c->stored = later ? NULL : buffer_take(f, c->stored_bytes);
     c->lent = wants_all(p);
     c->plain = c->lent ? p->to : buffer_take(f, c->plain_bytes);
     list_init(&c->queue);
     list_init(&c->bucket);
-    if (!c->plain || (!c->stored && c->stored_bytes)) {
+    if (!c->plain || (!c->stored && c->stored_bytes && !later)) {
         chunk_free(f, c);
         return NULL;
     }
@@ -243,11 +250,10 @@ static void scratch_give(struct larder_feed *f, struct part_scratch *s)
         part_scratch_free(s);
 }
 
-/* With the lock held, which is free meanwhile: a chunk that needs no more than opening is opened at once,
- * while it is in the cache of the core that received it. False: not such a one. */
+/* With the lock held, which is free meanwhile. False: a worker has to do it. */
 static bool open_at_once(struct larder_feed *f, struct feed_chunk *c)
 {
-    if (!part_is_raw(c->view->part, c->number) || c->plain_bytes > AT_ONCE_BYTES_MAX)
+    if (!opens_at_once(c->view, c->number))
         return false;
     struct part_scratch *s = scratch_take(f);
     if (!s)
@@ -257,6 +263,24 @@ static bool open_at_once(struct larder_feed *f, struct feed_chunk *c)
     pthread_mutex_lock(&f->lock);
     scratch_give(f, s);
     return true;
+}
+
+/* Memory that was given back a moment ago is still in the cache, so it is taken no earlier than needed. */
+void feed_chunk_begins(struct ranged_read *r, struct read_piece *p)
+{
+    struct larder_feed *f = container_of(r, struct feed_fetch, read)->feed;
+    struct feed_chunk *c = p->tag;
+    pthread_mutex_lock(&f->lock);
+    p->into = c->stored = buffer_take(f, c->stored_bytes);
+    pthread_mutex_unlock(&f->lock);
+}
+
+/* With the lock held. */
+static void not_received(struct larder_feed *f, struct feed_chunk *c)
+{
+    struct err e;
+    err_set(&e, ERR_NO_MEMORY, "no memory for receiving a chunk of %zu bytes", c->stored_bytes);
+    feed_chunk_lost(f, c, &e);
 }
 
 void feed_chunk_came(struct ranged_read *r, struct read_piece *p)
@@ -271,7 +295,9 @@ void feed_chunk_came(struct ranged_read *r, struct read_piece *p)
         for (struct feed_piece *w = c->waiting; w; w = w->next)
             feed_piece_came(f, w);
     }
-    if (c && !open_at_once(f, c)) {
+    if (c && !c->stored && c->stored_bytes) {
+        not_received(f, c);
+    } else if (c && !open_at_once(f, c)) {
         list_add_tail(&f->decode, &c->queue);
         pthread_cond_signal(&f->work);
     }
@@ -383,7 +409,8 @@ static struct feed_chunk *ask_for(struct gathering *g, struct feed_piece *p, str
 {
     struct larder_feed *f = g->f;
     const struct chunk_entry *entry = entry_of(p->view, p->chunk);
-    uint64_t need = buffer_cost(entry->stored_bytes) + (wants_all(p) ? 0 : buffer_cost(entry->plain_bytes));
+    uint64_t need = (opens_at_once(p->view, p->chunk) ? 0 : buffer_cost(entry->stored_bytes)) +
+                    (wants_all(p) ? 0 : buffer_cost(entry->plain_bytes));
     while (!f->closing && !make_room(f, need)) {
         if (g->fetch) {
             pthread_mutex_unlock(&f->lock);

@@ -273,6 +273,7 @@ must_check struct feed_fetch *feed_fetch_create(struct larder_feed *f, struct la
  * piece with a tag ends in `piece` of the read or in feed_fetch_lost. */
 void feed_fetch_start(struct feed_fetch *fetch);
 void feed_fetch_go_on(struct feed_fetch *fetch); /* a worker's: its due time has come */
+void feed_chunk_begins(struct ranged_read *r, struct read_piece *p);
 void feed_chunk_came(struct ranged_read *r, struct read_piece *p);
 void feed_range_came(struct ranged_read *r, struct read_piece *p);
 /* With the lock held: p of a fetch will not come. */

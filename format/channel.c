@@ -232,16 +232,16 @@ static int begin_payload(struct channel *c)
     return 0;
 }
 
-/* Of the next bytes of the payload, which is not whole. */
-static uint8_t *payload_place(struct channel *c, size_t *n)
+/* Of the bytes behind the next `skip` of the payload, which is longer. */
+static uint8_t *payload_place(struct channel *c, size_t skip, size_t *n)
 {
-    size_t left = c->header.payload_bytes - c->payload_bytes;
+    size_t left = c->header.payload_bytes - c->payload_bytes - skip;
     *n = left;
     if (!c->sinks)
-        return c->payload + c->payload_bytes;
-    uint8_t *to = c->sink.place(c->sink.arg, n);
+        return c->payload + c->payload_bytes + skip;
+    uint8_t *to = c->sink.place(c->sink.arg, skip, n);
     *n = *n < left ? *n : left;
-    check(to && *n > 0);
+    check((to && *n > 0) || skip > 0);
     return to;
 }
 
@@ -280,7 +280,7 @@ static int read_frame(struct channel *c)
         if (c->payload_bytes == c->header.payload_bytes)
             break;
         size_t n;
-        uint8_t *to = payload_place(c, &n);
+        uint8_t *to = payload_place(c, 0, &n);
         rc = read_plain(c, to, n);
         if (rc <= 0)
             return rc;
@@ -381,14 +381,14 @@ int channel_input(struct channel *c, const void *p, size_t n, struct err *e)
     return c->mute ? break_channel(c, e) : 0; /* what else is wrong, channel_frame tells */
 }
 
-uint8_t *channel_place(struct channel *c, size_t *n)
+uint8_t *channel_place(struct channel *c, size_t skip, size_t *n)
 {
     *n = 0;
     if (c->tls || !c->ready || c->broken || c->whole || c->kept_end > c->kept_at || c->head_bytes == 0 ||
-        c->payload_bytes == c->header.payload_bytes ||
+        c->header.payload_bytes - c->payload_bytes <= skip ||
         c->head_bytes < (c->lane ? sizeof c->head : FRAME_HEADER_BYTES))
         return NULL;
-    return payload_place(c, n);
+    return payload_place(c, skip, n);
 }
 
 size_t channel_awaited(const struct channel *c)

@@ -75,7 +75,8 @@ void channel_use_memory(struct channel *c, const struct channel_memory *m);
  */
 struct channel_sink {
     bool (*wants)(void *arg, const struct frame_header *h); /* asked once, when the header has come */
-    uint8_t *(*place)(void *arg, size_t *n);                /* of the next bytes; how many fit: at least 1 */
+    uint8_t *(*place)(void *arg, size_t skip, size_t *n);   /* of the bytes behind the next `skip`; how many
+                                                               fit: at least 1. NULL, not for skip 0: unknown */
     void (*came)(void *arg, size_t n);                      /* so many were put there */
     void *arg;
 };
@@ -85,10 +86,11 @@ void channel_sink(struct channel *c, const struct channel_sink *s); /* copied; b
  * ERR_DENIED (certificate refused: why), ERR_PROTOCOL (no TLS, or not ours), ERR_CORRUPT, ERR_LIMIT,
  * ERR_NO_MEMORY. What is wrong inside frames is told by channel_frame. */
 must_check int channel_input(struct channel *c, const void *p, size_t n, struct err *e);
-/* Where the next bytes from the network may be put instead of being given to channel_input: the payload being
- * received, if nothing else is kept before it and it is not encrypted. n: how many fit; NULL: nowhere. Valid
- * until the next call on the channel but channel_frame (that finds no whole frame). */
-uint8_t *channel_place(struct channel *c, size_t *n);
+/* Where the bytes from the network that come behind the next `skip` may be put instead of being given to
+ * channel_input: in the payload being received, if nothing else is kept before it and it is not encrypted. n:
+ * how many fit; NULL: nowhere. Valid until the next call on the channel but channel_frame (that finds no
+ * whole frame). */
+uint8_t *channel_place(struct channel *c, size_t skip, size_t *n);
 /* At least so many bytes from the network must still come before the frame being received is whole. */
 size_t channel_awaited(const struct channel *c);
 must_check int channel_placed(struct channel *c, size_t n, struct err *e); /* n bytes came there */

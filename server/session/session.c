@@ -204,7 +204,7 @@ static void receive(struct session *s)
         return;
     s->receiving = true;
     size_t n;
-    uint8_t *place = channel_place(s->channel, &n);
+    uint8_t *place = channel_place(s->channel, 0, &n);
     s->placed = n >= RECEIVE_BYTES / 2; /* worth a receive of its own */
     size_t least = !s->placed ? 1 : n < RECEIVE_LEAST ? n : RECEIVE_LEAST;
     if (least != s->least)

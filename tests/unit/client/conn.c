@@ -215,11 +215,12 @@ static void streams_flow_by_credit(void **state)
     scripted_stop(s);
 }
 
-static uint8_t *place_in(struct call *call, size_t *n)
+static uint8_t *place_in(struct call *call, size_t skip, size_t *n)
 {
     struct async *a = container_of(call, struct async, call);
-    *n = a->n < 6 ? 6 - a->n : sizeof a->got - a->n; /* in two places, the second of a frame's middle */
-    return (uint8_t *)a->got + a->n;
+    size_t at = a->n + skip;
+    *n = at < 6 ? 6 - at : sizeof a->got - at; /* in two places, the second of a frame's middle */
+    return (uint8_t *)a->got + at;
 }
 
 static int came_in(struct call *call, size_t n, struct err *e)

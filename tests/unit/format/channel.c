@@ -348,9 +348,10 @@ static bool wants_status(void *arg, const struct frame_header *h)
     return h->opcode == OP_STATUS;
 }
 
-static uint8_t *place_of(void *arg, size_t *n)
+static uint8_t *place_of(void *arg, size_t skip, size_t *n)
 {
     struct sunk *s = arg;
+    assert_int_equal(skip, 0);
     assert_true(s->n < sizeof s->bytes);
     *n = sizeof s->bytes - s->n < 700 ? sizeof s->bytes - s->n : 700;
     return s->bytes + s->n;

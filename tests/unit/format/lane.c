@@ -381,11 +381,11 @@ static void frames_without_copies_are_the_same(void **state)
     uint8_t tail[TAIL_BYTES];
     size_t n;
     memset(tail, 0x77, sizeof tail);
-    assert_null(channel_place(l.client, &n));
+    assert_null(channel_place(l.client, 0, &n));
     assert_int_equal(channel_send_head(l.server, &h, sizeof tail, &e), 0);
     give(l.client, taken(l.server));
     for (size_t at = 0; at < sizeof tail; at += 100) {
-        uint8_t *place = channel_place(l.client, &n);
+        uint8_t *place = channel_place(l.client, 0, &n);
         assert_non_null(place);
         assert_int_equal(n, sizeof tail - at);
         memcpy(place, tail + at, 100);
@@ -400,7 +400,7 @@ static void frames_without_copies_are_the_same(void **state)
     bool broken;
     unsigned count = talk(l.client, false, s);
     assert_int_equal(channel_input(l.server, s[0].bytes.p, FRAME_HEADER_BYTES + LANE_TAG_BYTES, &e), 0);
-    uint8_t *place = channel_place(l.server, &n);
+    uint8_t *place = channel_place(l.server, 0, &n);
     assert_int_equal(n, TAIL_BYTES);
     memcpy(place, s[0].tail, n);
     assert_int_equal(channel_placed(l.server, n, &e), 0);
