@@ -183,7 +183,7 @@ static void wait_for(struct larder_feed *f, const struct larder_batch *b, uint64
 {
     uint64_t begin = clock_ns(), before[FEED_CONNECTIONS_MAX];
     bool local = b && b->fetching == 0 && b->local > 0;
-    bool decoding = b && !local && b->fetching == 0 && (b->pending > 1 || b->complete);
+    bool decoding = b && b->asked && !local && b->fetching == 0 && (b->pending > 0 || b->complete);
     memcpy(before, f->disk_ms, sizeof before);
     clock_wait(&f->changed, &f->lock, until_ms);
     double s = (double)(clock_ns() - begin) / 1e9, disk = disk_seconds(f, before);

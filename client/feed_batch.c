@@ -495,6 +495,7 @@ static void planned(struct larder_feed *f, struct larder_batch *b, const struct 
     pthread_mutex_lock(&f->lock);
     if (e && b->err.class == ERR_NONE)
         b->err = *e;
+    b->asked = true;
     if (--b->pending == 0)
         settled(f, b);
     pthread_mutex_unlock(&f->lock);

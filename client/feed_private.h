@@ -103,6 +103,7 @@ struct larder_batch {
     uint32_t pending;           /* pieces not in place, and 1 while it is planned */
     uint32_t fetching;          /* of these, on their way through the network */
     uint32_t local;             /* of these, to be read from files of this machine */
+    bool asked;                 /* for all of its bytes */
     bool complete;              /* all of it is in host memory, or it failed */
     bool ready;                 /* to be handed out */
     unsigned references;        /* the consumer's, and one for each tensor made of it */
