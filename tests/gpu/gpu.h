@@ -51,5 +51,6 @@ void measure_copies(struct bench *b);
 void measure_kernels(struct bench *b);
 void measure_files(struct bench *b);
 void measure_saves(struct bench *b);
+void measure_feeds(struct bench *b);
 
 #endif

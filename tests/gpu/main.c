@@ -23,16 +23,16 @@ void row(struct bench *b, const char *what, bool good, const char *note, const c
     va_end(args);
     b->bad += !good;
     if (*note)
-        printf("%-46s %-22s %-6s %s\n", what, text, good ? "right" : "WRONG", note);
+        printf("%-50s %-14s %-6s %s\n", what, text, good ? "right" : "WRONG", note);
     else
-        printf("%-46s %-22s %s\n", what, text, good ? "right" : "WRONG");
+        printf("%-50s %-14s %s\n", what, text, good ? "right" : "WRONG");
     fflush(stdout);
 }
 
 void row_failed(struct bench *b, const char *what, const char *why)
 {
     b->bad++;
-    printf("%-46s %-22s %-6s %s\n", what, "", "FAILED", why);
+    printf("%-50s %-14s %-6s %s\n", what, "", "FAILED", why);
     fflush(stdout);
 }
 
@@ -135,7 +135,7 @@ static void begin(struct bench *b, int ordinal)
         printf("No kernels: %s\n", e.text);
     if (b->bytes == 0)
         b->bytes = b->standin ? 8u << 20 : 1ull << 30;
-    printf("%llu MiB at a time\n\n%-46s %-22s %s\n", (unsigned long long)b->bytes >> 20, "WHAT", "MEASURED",
+    printf("%llu MiB at a time\n\n%-50s %-14s %s\n", (unsigned long long)b->bytes >> 20, "WHAT", "MEASURED",
            "BYTES  NOTE");
 }
 
@@ -156,6 +156,7 @@ int main(int argc, char **argv)
     measure_kernels(&b);
     measure_files(&b);
     measure_saves(&b);
+    measure_feeds(&b);
     kernels_close(b.k);
     memory_stream_destroy(b.s);
     memory_close(b.m);

@@ -11,9 +11,11 @@ ROWS = ["plain memory, host to device", "plain memory, device to host", "pinned 
         "pinned memory, device to host", "hash, host, one core", "scratch file, written and synced, bounce",
         "scratch file, read, bounce", "scratch file, written and synced, cuFile", "scratch file, read, cuFile",
         "save: snapshot of device memory", "save: submit holds the caller's thread",
-        "save: durable, compressed and encrypted", "restore into device memory"]
+        "save: durable, compressed and encrypted", "restore into device memory", "feed to host memory", "feed to device memory",
+        "feed to device memory, local files"]
 ROWS_OF_KERNELS = ["hash, kernel", "pack, kernel, rows of 1.5 KiB with gaps", "unpack, kernel, rows of 1.5 KiB with gaps",
-                   "pack, kernel, bf16, transposed", "unpack, kernel, bf16, transposed", "save: the caller's stream is blocked"]
+                   "pack, kernel, bf16, transposed", "unpack, kernel, bf16, transposed", "save: the caller's stream is blocked",
+                   "feed to device memory, utilisation", "feed to device memory, local files, utilisation"]
 
 
 def run(*words, folder=None, **more):
@@ -25,7 +27,7 @@ def run(*words, folder=None, **more):
 
 
 def rows_of(text):
-    return {m.group(1): m.group(2) for m in re.finditer(r"^(\S.*?)  +(?:[-0-9.]+ (?:GB/s|ms|s) +)?(right|WRONG|FAILED)\b", text, re.M)}
+    return {m.group(1): m.group(2) for m in re.finditer(r"^(\S.*?)  +(?:[-0-9.]+ (?:GB/s|ms|s|%) +)?(right|WRONG|FAILED)\b", text, re.M)}
 
 
 def test_the_whole_table_on_the_stand_ins(tmp_path):
