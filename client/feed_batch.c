@@ -80,12 +80,15 @@ void feed_piece_ends(struct larder_feed *f, struct feed_piece *p, const struct e
 void feed_piece_goes(struct larder_feed *f, struct feed_piece *p)
 {
     p->batch->fetching++;
+    f->pieces_in_flight++;
     f->bytes_in_flight += p->bytes;
 }
 
 void feed_piece_came(struct larder_feed *f, struct feed_piece *p)
 {
     f->bytes_in_flight -= p->bytes;
+    if (f->pieces_in_flight-- == FEED_PIECES_IN_FLIGHT)
+        pthread_cond_signal(&f->space);
     if (--p->batch->fetching == 0)
         pthread_cond_broadcast(&f->changed);
 }
@@ -518,6 +521,15 @@ static const struct dataset_local *local_of(const struct larder_feed *f, const s
     return NULL;
 }
 
+/* Waits until few enough are on their way; each ends by itself. */
+static void wait_in_flight(struct larder_feed *f)
+{
+    pthread_mutex_lock(&f->lock);
+    while (!f->closing && f->pieces_in_flight >= FEED_PIECES_IN_FLIGHT)
+        pthread_cond_wait(&f->space, &f->lock);
+    pthread_mutex_unlock(&f->lock);
+}
+
 /* Asks for the pieces, those of one dataset after those of another. */
 static int request(struct larder_feed *f, struct larder_batch *b, struct err *e)
 {
@@ -561,6 +573,7 @@ static int plan_batch(struct larder_feed *f, struct larder_batch *b, struct err 
     else
         b->piece_count = 0;
     line_up(f, b);
+    wait_in_flight(f);
     if (rc == 0)
         rc = request(f, b, e);
     drafting_free(&d);

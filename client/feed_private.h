@@ -43,8 +43,11 @@
 #define FEED_CHUNK_CLASSES   7u
 #define FEED_SCRATCHES_MAX   FEED_CONNECTIONS_MAX
 
-#define FEED_SUBSTITUTES_MAX 64u   /* tried for one sample */
-#define FEED_DAMAGE_MAX      1024u /* told by larder_feed_damage */
+#define FEED_SUBSTITUTES_MAX 64u /* tried for one sample */
+/* Requested and not here, of one connection or many: enough to keep a server busy. With more, the first batch
+ * would come late, since a server lets all requests go on in turn. */
+#define FEED_PIECES_IN_FLIGHT 4096u
+#define FEED_DAMAGE_MAX       1024u /* told by larder_feed_damage */
 
 struct feed_spare {
     struct feed_spare *next;
@@ -217,7 +220,7 @@ struct larder_feed {
 
     uint64_t epoch, position; /* after the last batch handed out */
     uint64_t samples_out, bytes_out, skipped, substituted;
-    uint64_t bytes_in_flight;
+    uint64_t bytes_in_flight, pieces_in_flight;
     struct larder_feed_damage *damages; /* FEED_DAMAGE_MAX places from the first on; texts are the feed's */
     uint32_t damage_count;
     double starved_network, starved_disk, starved_decode, starved_consumer;
@@ -289,7 +292,7 @@ struct larder_feed_info;
 void feed_figures(const struct larder_feed *f, struct larder_feed_info *out);
 
 /* feed_report.c */
-#define FEED_REPORT_MS 5000u
+#define FEED_REPORT_MS 5000u /* between reports; the second comes a second after the first */
 must_check int feed_report_begin(struct larder_feed *f, const char *run, struct err *e);
 /* A worker's, without the lock: sends a report unless the one before is still on its way. */
 void feed_report(struct larder_feed *f, bool ended);

@@ -61,7 +61,7 @@ void *feed_worker(void *arg)
     while (!f->closing) {
         uint64_t next_ms;
         if (clock_ms() >= f->report_due_ms) {
-            f->report_due_ms = clock_ms() + FEED_REPORT_MS;
+            f->report_due_ms = clock_ms() + (f->report_due_ms ? FEED_REPORT_MS : FEED_REPORT_MS / 5);
             pthread_mutex_unlock(&f->lock);
             feed_report(f, false);
             pthread_mutex_lock(&f->lock);

@@ -19,6 +19,8 @@ static enum err_class reading(void *arg, bool published, uint32_t shard, uint64_
     struct feed_world *w = arg;
     (void)p;
     unsigned count = atomic_load(&w->bad_count), ms = atomic_load(&w->slow_ms);
+    while (atomic_load(&w->hold))
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     if (ms)
         nanosleep(&(struct timespec){.tv_nsec = ms * 1000000l}, NULL);
     for (unsigned i = 0; published && i < count; i++) {

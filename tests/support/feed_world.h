@@ -24,6 +24,7 @@ struct feed_world {
     atomic_ullong bad[WORLD_BAD_MAX];
     atomic_uint bad_count;
     atomic_uint slow_ms; /* each read takes so long */
+    atomic_bool hold;    /* reads stand still */
 };
 
 /* shards of up to 2 * samples samples each, see corpus.h. */

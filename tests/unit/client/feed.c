@@ -315,6 +315,48 @@ static void small_samples_take_bounded_memory(void **state)
     world_end(&w);
 }
 
+/* So much is asked for ahead that the server has work, and no more: what was asked first comes first. */
+static void what_is_on_its_way_is_bounded(void **state)
+{
+    (void)state;
+    struct feed_world w;
+    world_make(&w, 4, 3000, 10, RECONNECT_MS);
+    struct larder_feed_options o = world_options();
+    o.global_batch = 1500;
+    o.depth_bytes = 64 << 20;
+    atomic_store(&w.hold, true);
+    struct larder_feed *f = world_feed(&w, &o);
+    struct larder_batch *b;
+    uint64_t in_flight = 0, most = 0;
+    while (in_flight < FEED_PIECES_IN_FLIGHT) {
+        pthread_mutex_lock(&f->lock);
+        clock_wait(&f->changed, &f->lock, clock_ms() + 10);
+        in_flight = f->pieces_in_flight;
+        pthread_mutex_unlock(&f->lock);
+    }
+    /* Nothing comes now. Who would go on planning has time for it. */
+    for (uint64_t until = clock_ms() + 300; clock_ms() < until && most < 2 * FEED_PIECES_IN_FLIGHT;) {
+        pthread_mutex_lock(&f->lock);
+        clock_wait(&f->changed, &f->lock, clock_ms() + 10);
+        most = f->pieces_in_flight;
+        pthread_mutex_unlock(&f->lock);
+    }
+    atomic_store(&w.hold, false);
+    for (int rc = 1; rc == 1;) {
+        pthread_mutex_lock(&f->lock);
+        most = f->pieces_in_flight > most ? f->pieces_in_flight : most;
+        pthread_mutex_unlock(&f->lock);
+        rc = larder_feed_next(f, 20000, &b, NULL);
+        assert_true(rc >= 0);
+        if (rc == 1)
+            larder_batch_release(b);
+    }
+    assert_true(most < FEED_PIECES_IN_FLIGHT + 2 * o.global_batch); /* two fields each */
+    assert_int_equal(f->pieces_in_flight, 0);
+    larder_feed_close(f);
+    world_end(&w);
+}
+
 /* D14: what is wanted is here or on its way when the pause begins; nothing is held open at the server
  * meanwhile. */
 static void a_paused_consumer_holds_bounded_memory_and_its_stream(void **state)
@@ -503,6 +545,7 @@ int main(void)
         cmocka_unit_test(leaves_out_damage_if_asked),
         cmocka_unit_test(names_damage_and_stops),
         cmocka_unit_test(small_samples_take_bounded_memory),
+        cmocka_unit_test(what_is_on_its_way_is_bounded),
         cmocka_unit_test(a_paused_consumer_holds_bounded_memory_and_its_stream),
         cmocka_unit_test(waits_are_told_apart),
         cmocka_unit_test(batches_larger_than_the_ring_come_one_at_a_time),
