@@ -37,6 +37,7 @@ struct config {
     size_t published_count;
     struct tenant_cap caps[CAPS_MAX];
     size_t cap_count;
+    struct config *before; /* for who reads it several times */
 };
 
 /* On failure nothing is left to free. */

@@ -59,7 +59,9 @@ static const char help[] =
 /* Everything of a running process. */
 struct daemon {
     struct config *config;
-    struct dev *dev; /* NULL: not --dev */
+    const char *config_path;
+    struct config *reread; /* by SIGHUP, the last one first: what they publish may be in use */
+    struct dev *dev;       /* NULL: not --dev */
     struct channel_config *tls;
     struct loop *loops[LOOPS_MAX];
     pthread_t threads[LOOPS_MAX];
@@ -286,13 +288,16 @@ struct reload_msg {
     struct loop_msg msg;
     struct daemon *d;
     struct channel_config *tls;
+    const struct config *config;
 };
 
 static void do_reload(struct loop_msg *m)
 {
     struct reload_msg *r = container_of(m, struct reload_msg, msg);
-    if (r->d->boot && server_reload(boot_server(r->d->boot), r->tls) == 0)
-        log_info("certificates read anew");
+    if (r->d->boot &&
+        server_reload(boot_server(r->d->boot), r->tls, r->config->published, r->config->published_count) == 0)
+        log_info("certificates and published directories read anew published=%zu",
+                 r->config->published_count);
     channel_config_unref(r->tls);
     free(r);
 }
@@ -302,13 +307,21 @@ static void do_reload(struct loop_msg *m)
 static void reload(struct daemon *d)
 {
     struct err e = {0};
+    struct config *c = NULL;
     struct reload_msg *r = calloc(1, sizeof *r);
     logger_reopen();
-    if (!r || load_tls(d->config, &r->tls, &e) < 0) {
-        log_error("certificates not read anew, the old ones stay: %s", r ? e.text : "no memory");
+    if (!r || config_read(d->config_path, &c, &e) < 0 || load_tls(c, &r->tls, &e) < 0 ||
+        check_folders(c, &e) < 0) {
+        log_error("configuration not read anew, the old one stays: %s", r ? e.text : "no memory");
+        if (r)
+            channel_config_unref(r->tls);
+        config_free(c);
         free(r);
         return;
     }
+    c->before = d->reread;
+    d->reread = c;
+    r->config = c;
     r->d = d;
     r->msg.run = do_reload;
     loop_post(d->loops[0], &r->msg);
@@ -436,6 +449,10 @@ static void daemon_free(struct daemon *d)
     for (size_t i = 0; i < d->loop_count; i++)
         loop_destroy(d->loops[i]);
     channel_config_unref(d->tls);
+    for (struct config *c; (c = d->reread);) {
+        d->reread = c->before;
+        config_free(c);
+    }
     config_free(d->config);
     dev_free(d->dev);
     free(d);
@@ -459,7 +476,7 @@ static int prepare(struct daemon *d, const struct options *o, struct err *e)
     if (o->dev)
         r = dev_prepare(o->dev, o->listen ? o->listen : DEV_LISTEN, &d->dev, e);
     if (r == 0)
-        r = config_read(o->dev ? dev_config(d->dev) : o->config, &d->config, e);
+        r = config_read(d->config_path = o->dev ? dev_config(d->dev) : o->config, &d->config, e);
     if (r == 0 && o->listen)
         r = set_listen(d->config, o->listen, e);
     if (r == 0)

@@ -100,7 +100,27 @@ static struct pubversion *known(struct published *p, const struct id *id)
 struct pubversion *published_find(struct published *p, const char *tenant, const struct id *id)
 {
     struct pubversion *v = known(p, id);
-    return v && published_visible(v->dir, tenant) ? v : NULL;
+    return v && !v->withdrawn && published_visible(v->dir, tenant) ? v : NULL;
+}
+
+static bool same_dir(const struct published_dir *a, const struct published_dir *b)
+{
+    return strcmp(a->name, b->name) == 0 && strcmp(a->path, b->path) == 0 && a->format == b->format &&
+           a->record_bytes == b->record_bytes;
+}
+
+void published_reload(struct published *p)
+{
+    list_for_each (l, &p->versions) {
+        struct pubversion *v = container_of(l, struct pubversion, link);
+        v->withdrawn = true;
+        for (size_t i = 0; i < p->w->dir_count && v->withdrawn; i++) {
+            if (!same_dir(v->dir, &p->w->dirs[i]))
+                continue;
+            v->dir = &p->w->dirs[i]; /* its tenant may be another now */
+            v->withdrawn = false;
+        }
+    }
 }
 
 bool pubfile_path(const struct pubversion *v, const char *name, char *out, size_t size)
@@ -124,8 +144,11 @@ int pubfile_same(const struct pubversion *v, const char *name, const struct loop
 struct pubversion *pubversion_keep(struct published *p, struct pubversion **built)
 {
     struct pubversion *v = known(p, &(*built)->id);
-    if (v)
+    if (v) {
+        v->dir = (*built)->dir; /* as it is configured now */
+        v->withdrawn = false;
         return v;
+    }
     v = *built;
     *built = NULL;
     list_add_tail(&p->versions, &v->link);
@@ -199,10 +222,10 @@ static void list_answer(struct query *q)
 /* The next directory that the tenant may see, from q->dir on. */
 static const struct published_dir *query_dir(struct query *q)
 {
-    const struct server_options *o = &q->p->w->server->o;
-    for (; q->dir < o->published_count; q->dir++)
-        if (published_visible(&o->published[q->dir], q->r.s->identity.tenant))
-            return &o->published[q->dir];
+    const struct worker *w = q->p->w;
+    for (; q->dir < w->dir_count; q->dir++)
+        if (published_visible(&w->dirs[q->dir], q->r.s->identity.tenant))
+            return &w->dirs[q->dir];
     return NULL;
 }
 

@@ -39,6 +39,7 @@ struct pubversion {
     struct loop_stat json_stat;
     uint64_t bytes;
     unsigned refs;
+    bool withdrawn; /* its directory is published no more; who reads it goes on */
 };
 
 must_check int published_create(struct worker *w, struct published **out);
@@ -51,6 +52,8 @@ void pubversion_free(struct pubversion *v); /* one that is not kept. NULL allowe
  * callback ends, unless a reference is taken. */
 struct pubversion *pubversion_keep(struct published *p, struct pubversion **built);
 
+/* The worker's directories are others now. */
+void published_reload(struct published *p);
 bool published_visible(const struct published_dir *dir, const char *tenant);
 
 /* Looks at one folder. Embedded in the caller's struct, zeroed before; done runs later, with version set

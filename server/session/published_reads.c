@@ -36,11 +36,11 @@ static void not_current(struct stream *st, const struct id *id)
 
 static bool lookup_next(struct lookup *k)
 {
-    const struct server_options *o = &k->p->w->server->o;
-    for (; k->dir < o->published_count; k->dir++) {
-        if (!published_visible(&o->published[k->dir], k->st->r.s->identity.tenant))
+    const struct worker *w = k->p->w;
+    for (; k->dir < w->dir_count; k->dir++) {
+        if (!published_visible(&w->dirs[k->dir], k->st->r.s->identity.tenant))
             continue;
-        scan_begin(&k->scan, k->p, &o->published[k->dir++]);
+        scan_begin(&k->scan, k->p, &w->dirs[k->dir++]);
         return true;
     }
     return false;
@@ -92,8 +92,9 @@ void published_find_version(struct stream *st, const struct id *id, enum sched_c
 
 /* Ranges: a piece gets its shard's file, reads, and looks whether the file still is the right one. */
 
-#define AHEAD_BYTES (8u << 20) /* of what is read, and asked of the page cache at most half of it at a time \
-                                */
+#define AHEAD_BYTES                                                                         \
+    (8u << 20) /* of what is read, and asked of the page cache at most half of it at a time \
+                */
 #define AHEAD_BYTES_MIN (512u << 10)
 
 static uint32_t shard_number(const struct id *object)

@@ -282,6 +282,8 @@ static int worker_init(struct worker *w, struct server *s, unsigned number, stru
     w->loop = s->o.loops[number].loop;
     w->backend = s->o.loops[number].backend;
     w->tls = s->o.tls ? channel_config_ref(s->o.tls) : NULL;
+    w->dirs = s->o.published;
+    w->dir_count = s->o.published_count;
     w->sched_timer.fire = on_sched_timer;
     list_init(&w->sessions);
     for (unsigned i = 0; i < LISTEN_MAX; i++) {
@@ -493,12 +495,15 @@ void server_hurry(struct server *s)
     }
 }
 
-/* New certificates, worker by worker; a session keeps those that it began with. */
+/* New certificates and published directories, worker by worker; a session keeps the certificate that it began
+ * with. */
 
 struct reload {
     struct loop_msg msg;
     struct worker *w;
     struct channel_config *tls;
+    const struct published_dir *dirs;
+    size_t dir_count;
 };
 
 static void worker_reload(struct loop_msg *m)
@@ -506,10 +511,14 @@ static void worker_reload(struct loop_msg *m)
     struct reload *r = container_of(m, struct reload, msg);
     channel_config_unref(r->w->tls);
     r->w->tls = r->tls;
+    r->w->dirs = r->dirs;
+    r->w->dir_count = r->dir_count;
+    published_reload(r->w->published);
     free(r);
 }
 
-int server_reload(struct server *s, struct channel_config *tls)
+int server_reload(struct server *s, struct channel_config *tls, const struct published_dir *dirs,
+                  size_t dir_count)
 {
     if (s->phase != SERVER_RUNNING)
         return -EBUSY;
@@ -519,6 +528,8 @@ int server_reload(struct server *s, struct channel_config *tls)
             return -ENOMEM;
         r->w = &s->workers[i];
         r->tls = channel_config_ref(tls);
+        r->dirs = dirs;
+        r->dir_count = dir_count;
         r->msg.run = worker_reload;
         loop_post(r->w->loop, &r->msg);
     }

@@ -120,7 +120,9 @@ void server_stop(struct server *s, uint32_t bound_ms, struct server_stopping *st
 /* While stopping: what is still in flight fails now. */
 void server_hurry(struct server *s);
 
-/* New sessions use this from now on; a reference is taken. */
-must_check int server_reload(struct server *s, struct channel_config *tls);
+/* New sessions use this from now on (a reference is taken), and these directories are published; they and the
+ * former ones stay the caller's and live until the server is freed. */
+must_check int server_reload(struct server *s, struct channel_config *tls, const struct published_dir *dirs,
+                             size_t dir_count);
 
 #endif

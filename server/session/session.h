@@ -65,6 +65,8 @@ struct worker {
     struct loop *loop;
     struct backend *backend;
     struct channel_config *tls;
+    const struct published_dir *dirs; /* the caller's, until the server is freed */
+    size_t dir_count;
     struct listener listeners[LISTEN_MAX];
     struct list sessions;
     uint32_t session_count;

@@ -324,6 +324,43 @@ def test_a_pipe_in_the_place_of_a_segment_keeps_nobody_waiting(tmp_path):
         assert d.stop() == 0
 
 
+def test_sighup_publishes_what_the_configuration_says_now(tmp_path):
+    folder = tmp_path / "dev"
+    env = dict(os.environ, LARDER_CREDENTIALS=str(folder / "dev-reader.json"))
+
+    def listed():
+        out = subprocess.run([LARDERD.parent / "larder", "dataset", "ls", "--json"], env=env, capture_output=True,
+                             text=True, timeout=PATIENCE_S)
+        return sorted(d["name"] for d in json.loads(out.stdout)) if out.returncode == 0 else out.stderr
+
+    def hup(d, text, log):
+        config.write_text(text)
+        seen = d.text().count(log)
+        d.process.send_signal(signal.SIGHUP)
+        until = time.monotonic() + PATIENCE_S
+        while d.text().count(log) == seen:
+            assert time.monotonic() < until, d.text()
+            time.sleep(0.01)
+
+    for name in "one", "two":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "f").write_text(name)
+    section = lambda name: f"\n[publish {name}]\npath = {tmp_path / name}\ntenant = *\nformat = whole\n"
+    with dev(folder) as d:
+        config = folder / "larderd.conf"
+        before = config.read_text()
+        assert listed() == []
+        hup(d, before + section("one") + section("two"), "read anew published=2")
+        assert listed() == ["one", "two"]
+        hup(d, before + section("two"), "read anew published=1")
+        assert listed() == ["two"]
+        hup(d, before + section("three"), "not read anew")  # there is no such folder: all stays
+        assert listed() == ["two"]
+        hup(d, before + section("one"), "read anew published=1")
+        assert listed() == ["one"]
+        assert d.stop() == 0
+
+
 def test_sighup_reads_certificates_and_the_log_anew(tmp_path):
     folder = tmp_path / "dev"
     with dev(folder) as d:
@@ -335,12 +372,12 @@ def test_sighup_reads_certificates_and_the_log_anew(tmp_path):
         log.rename(folder / "larderd.log.1")
         d.process.send_signal(signal.SIGHUP)
         until = time.monotonic() + PATIENCE_S
-        while not (log.exists() and "certificates read anew" in log.read_text()):
+        while not (log.exists() and "read anew" in log.read_text()):
             assert time.monotonic() < until
             time.sleep(0.01)
         (folder / "server.pem").write_text("rubbish")
         d.process.send_signal(signal.SIGHUP)
-        while "the old ones stay" not in log.read_text():
+        while "the old one stays" not in log.read_text():
             assert time.monotonic() < until
             time.sleep(0.01)
         with connect(folder) as s:
