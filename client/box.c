@@ -183,6 +183,14 @@ void box_copy_init(struct box_copy *b, enum dtype dtype, uint32_t dims, const ui
     }
 }
 
+uint8_t *box_straight(const struct box_copy *b, uint64_t offset, uint64_t n)
+{
+    bool straight = b->dims == 1 && b->unit == 1 && b->strides[0] == 1;
+    if (!straight || offset < b->begin[0] || offset > b->end[0] || n > b->end[0] - offset)
+        return NULL;
+    return b->memory + (offset - b->begin[0]);
+}
+
 /* ---- walking ---- */
 
 /* The next place behind x in dimension i, with carry; all inner ones begin anew. False: the region ends. */

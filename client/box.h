@@ -65,6 +65,9 @@ struct box_strip {
  * + n) lies in the region. Returns what `strip` returned if not 0, else 0. */
 must_check int box_walk(const struct box_copy *b, uint64_t offset, size_t n,
                         int (*strip)(void *arg, const struct box_strip *s), void *arg);
+/* Where packed bytes [offset, offset + n) lie in memory, if all of them lie in the region and one behind the
+ * other there; else NULL. */
+uint8_t *box_straight(const struct box_copy *b, uint64_t offset, uint64_t n);
 /* Does any of the packed bytes [offset, offset + n) lie in the region? */
 bool box_touches(const struct box_copy *b, uint64_t offset, uint64_t n);
 

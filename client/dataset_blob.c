@@ -8,13 +8,13 @@
 #include "format/limits.h"
 
 #define CHUNKS_AT_ONCE 64u
-#define BYTES_AT_ONCE  (4 * (size_t)CHUNK_STORED_BYTES_MAX)
+#define BYTES_AT_ONCE  (4 * (uint64_t)CHUNK_STORED_BYTES_MAX)
 
-/* Stored bytes of a few chunks, kept one behind the other as they come on the connection's thread. */
+/* Stored bytes of a few chunks. */
 struct stored_set {
-    const struct chunk_entry *table;
     uint8_t *memory; /* BYTES_AT_ONCE, or less if fewer are wanted */
-    size_t bytes;
+    uint64_t memory_bytes;
+    uint8_t *chunks[CHUNKS_AT_ONCE]; /* in it */
     uint32_t numbers[CHUNKS_AT_ONCE];
     uint32_t count;
 };
@@ -22,25 +22,19 @@ struct stored_set {
 static int keep(void *arg, uint32_t number, uint8_t *stored, size_t n, struct err *e)
 {
     struct stored_set *s = arg;
-    if (s->count == CHUNKS_AT_ONCE || n != s->table[number].stored_bytes)
-        return err_set(e, ERR_PROTOCOL, "chunk %u came with %zu bytes that were not asked for", number, n);
-    if (n)
-        memcpy(s->memory + s->bytes, stored, n);
-    s->bytes += n;
+    (void)n, (void)e;
+    check(s->count < CHUNKS_AT_ONCE);
+    s->chunks[s->count] = stored;
     s->numbers[s->count++] = number;
     return 0;
 }
 
-/* How many of the numbers make up the next group, and its bytes. */
-static uint32_t group(const struct chunk_entry *table, const uint32_t *numbers, uint32_t count, size_t *bytes)
+/* How many of the numbers make up the next group. */
+static uint32_t group(const struct part *p, const uint32_t *numbers, uint32_t count)
 {
-    uint32_t n = 0;
-    for (*bytes = 0; n < count && n < CHUNKS_AT_ONCE; n++) {
-        size_t more = table[numbers[n]].stored_bytes;
-        if (n && *bytes + more > BYTES_AT_ONCE)
-            break;
-        *bytes += more;
-    }
+    uint32_t n = count > 0;
+    while (n < count && n < CHUNKS_AT_ONCE && part_fetch_bytes(p, numbers, n + 1) <= BYTES_AT_ONCE)
+        n++;
     return n;
 }
 
@@ -53,15 +47,15 @@ struct chunk_reader {
 static int reader_init(struct chunk_reader *r, const struct part *p, const uint32_t *numbers, uint32_t count,
                        struct err *e)
 {
-    uint32_t chunks;
-    size_t most = 1, bytes;
-    *r = (struct chunk_reader){.set.table = part_chunks(p, &chunks)};
+    uint64_t most = 1;
+    *r = (struct chunk_reader){0};
     for (uint32_t i = 0, n; i < count; i += n) {
-        check(numbers[i] < chunks); /* decoding the index has checked what lies where */
-        n = group(r->set.table, numbers + i, count - i, &bytes);
+        n = group(p, numbers + i, count - i);
+        uint64_t bytes = part_fetch_bytes(p, numbers + i, n);
         most = bytes > most ? bytes : most;
     }
     r->set.memory = malloc(most);
+    r->set.memory_bytes = most;
     r->plain = malloc(CHUNK_PLAIN_BYTES_MAX);
     r->scratch = part_scratch_create();
     if (r->set.memory && r->plain && r->scratch)
@@ -83,19 +77,19 @@ int dataset_chunks_read(const struct part *p, struct conn *conn, const uint32_t 
                         void *arg, struct err *e)
 {
     struct chunk_reader r;
+    uint32_t chunks;
+    const struct chunk_entry *table = part_chunks(p, &chunks);
     int rc = reader_init(&r, p, numbers, count, e);
     for (uint32_t done = 0, now; rc == 0 && done < count; done += now) {
-        size_t bytes, at = 0;
-        now = group(r.set.table, numbers + done, count - done, &bytes);
+        now = group(p, numbers + done, count - done);
         r.set.count = 0;
-        r.set.bytes = 0;
-        rc = part_fetch(p, conn, PART_FEED, numbers + done, now, BYTES_AT_ONCE, keep, &r.set, e);
+        rc = part_fetch(p, conn, PART_FEED, numbers + done, now, r.set.memory, r.set.memory_bytes, keep,
+                        &r.set, e);
         for (uint32_t i = 0; rc == 0 && i < r.set.count; i++) {
-            const struct chunk_entry *c = &r.set.table[r.set.numbers[i]];
-            rc = part_decode(p, r.scratch, r.set.numbers[i], r.set.memory + at, r.plain, e);
+            uint32_t number = r.set.numbers[i];
+            rc = part_decode(p, r.scratch, number, r.set.chunks[i], r.plain, e);
             if (rc == 0)
-                rc = each(arg, r.set.numbers[i], r.plain, c->plain_bytes, e);
-            at += c->stored_bytes;
+                rc = each(arg, number, r.plain, table[number].plain_bytes, e);
         }
     }
     reader_free(&r);

@@ -22,7 +22,6 @@ struct fetcher {
     struct fetch *fetch;
     struct conn *conn;
     uint8_t *memory;
-    size_t used;
     size_t first; /* item; the batch is first, first + 1, ... */
     uint32_t count, given;
     uint32_t undecoded; /* under the lock: chunks of the batch given to decoders */
@@ -75,10 +74,9 @@ static bool take_batch(struct fetch *f, struct fetcher *t)
     size_t bytes = 0;
     t->first = f->next;
     t->count = t->given = 0;
-    t->used = 0;
     while (f->next < job->count && t->count < BATCH_CHUNKS_MAX) {
         const struct fetch_item *i = &job->items[f->next];
-        size_t n = entry_of(i)->stored_bytes;
+        size_t n = block_align(entry_of(i)->stored_bytes); /* chunks that are neighbours come with padding */
         if (t->count > 0 && (i->part != job->items[t->first].part || bytes + n > f->batch_bytes))
             break;
         bytes += n;
@@ -88,23 +86,20 @@ static bool take_batch(struct fetch *f, struct fetcher *t)
     return t->count > 0;
 }
 
-/* On the connection's thread: the chunk waits in the batch's buffer for a decoder. */
+/* On the connection's thread: the chunk is in the batch's buffer, and waits for a decoder. */
 static int chunk_arrived(void *arg, uint32_t number, uint8_t *stored, size_t n, struct err *e)
 {
     struct fetcher *t = arg;
     struct fetch *f = t->fetch;
-    check(t->given < t->count && t->numbers[t->given] == number && n <= f->batch_bytes - t->used);
-    uint8_t *at = t->memory + t->used;
-    memcpy(at, stored, n);
-    t->used += n;
+    check(t->given < t->count && t->numbers[t->given] == number);
     if (f->job->fetched_bytes)
         atomic_fetch_add(f->job->fetched_bytes, n);
     pthread_mutex_lock(&f->lock);
     bool stop = f->failed;
     if (!stop) {
         check(f->queue_count < f->queue_cap);
-        f->queue[(f->queue_at + f->queue_count++) % f->queue_cap] =
-            (struct ready){.from = t, .item = t->first + t->given, .stored = at, .stored_bytes = (uint32_t)n};
+        f->queue[(f->queue_at + f->queue_count++) % f->queue_cap] = (struct ready){
+            .from = t, .item = t->first + t->given, .stored = stored, .stored_bytes = (uint32_t)n};
         t->given++;
         t->undecoded++;
         pthread_cond_broadcast(&f->changed);
@@ -122,7 +117,7 @@ static void *fetch_some(void *arg)
         pthread_mutex_unlock(&f->lock);
         struct err e;
         int rc = part_fetch(f->job->items[t->first].part, t->conn, PART_RESTORE, t->numbers, t->count,
-                            f->batch_bytes, chunk_arrived, t, &e);
+                            t->memory, f->batch_bytes, chunk_arrived, t, &e);
         pthread_mutex_lock(&f->lock);
         if (rc < 0)
             fetch_fail(f, &e);
@@ -137,30 +132,22 @@ static void *fetch_some(void *arg)
 
 /* ---- decoding ---- */
 
-struct kept {
-    uint8_t *out;
-    size_t n;
-};
-
-static int keep_chunk(void *arg, uint32_t number, uint8_t *stored, size_t n, struct err *e)
+static int leave_there(void *arg, uint32_t number, uint8_t *stored, size_t n, struct err *e)
 {
-    (void)number, (void)e;
-    struct kept *k = arg;
-    memcpy(k->out, stored, n);
-    k->n = n;
+    (void)arg, (void)number, (void)stored, (void)n, (void)e;
     return 0;
 }
 
 int fetch_one(const struct part *p, struct conn *conn, struct part_scratch *s, uint32_t chunk, uint8_t *plain,
               struct err *e)
 {
-    struct kept k = {.out = malloc(CHUNK_STORED_BYTES_MAX)};
-    if (!k.out)
+    uint8_t *stored = malloc(CHUNK_STORED_BYTES_MAX);
+    if (!stored)
         return err_set(e, ERR_NO_MEMORY, "no memory for a chunk");
-    int rc = part_fetch(p, conn, PART_AGAIN, &chunk, 1, CHUNK_STORED_BYTES_MAX, keep_chunk, &k, e);
+    int rc = part_fetch(p, conn, PART_AGAIN, &chunk, 1, stored, CHUNK_STORED_BYTES_MAX, leave_there, NULL, e);
     if (rc == 0)
-        rc = part_decode(p, s, chunk, k.out, plain, e);
-    free(k.out);
+        rc = part_decode(p, s, chunk, stored, plain, e);
+    free(stored);
     return rc;
 }
 
@@ -212,25 +199,34 @@ static bool next_ready(struct fetch *f, struct ready *r)
     return some;
 }
 
+static uint8_t *straight(const struct fetch_job *job, size_t item)
+{
+    return job->straight ? job->straight(job->arg, item, entry_of(&job->items[item])->plain_bytes) : NULL;
+}
+
 static void *decode_some(void *arg)
 {
     struct fetch *f = arg;
     const struct fetch_job *job = f->job;
     struct part_scratch *s = part_scratch_create();
-    uint8_t *own = job->room ? NULL : aligned_alloc(4096, CHUNK_PLAIN_BYTES_MAX), *plain = own;
+    uint8_t *own = job->room ? NULL : aligned_alloc(4096, CHUNK_PLAIN_BYTES_MAX);
     struct ready r;
     while (next_ready(f, &r)) {
         struct err e;
         err_clear(&e);
-        int rc = s && (own || job->room) ? 0 : err_set(&e, ERR_NO_MEMORY, "no memory for decoding");
-        if (rc == 0 && job->room)
-            rc = job->room(job->arg, &plain, &e);
-        bool has_room = rc == 0 && job->room;
+        bool has_room = false;
+        uint8_t *to = straight(job, r.item);
+        int rc = s && (to || own || job->room) ? 0 : err_set(&e, ERR_NO_MEMORY, "no memory for decoding");
+        if (rc == 0 && !to && job->room) {
+            rc = job->room(job->arg, &to, &e);
+            has_room = rc == 0;
+        }
+        to = to ? to : own;
         if (rc == 0)
-            rc = decode(f, s, &r, plain, &e);
-        finish_chunk(f, &r, plain, rc, &e);
+            rc = decode(f, s, &r, to, &e);
+        finish_chunk(f, &r, to, rc, &e);
         if (has_room)
-            job->done(job->arg, plain);
+            job->done(job->arg, to);
     }
     free(own);
     part_scratch_free(s);
@@ -273,8 +269,8 @@ int fetch_run(const struct fetch_job *job, struct err *e)
     pthread_t threads[2 * THREADS_MAX];
     f.batch_bytes = job->memory_bytes / fetcher_count;
     f.batch_bytes = f.batch_bytes < BATCH_BYTES_MAX ? f.batch_bytes : BATCH_BYTES_MAX;
-    if (f.batch_bytes < CHUNK_STORED_BYTES_MAX)
-        f.batch_bytes = CHUNK_STORED_BYTES_MAX;
+    if (f.batch_bytes < block_align(CHUNK_STORED_BYTES_MAX))
+        f.batch_bytes = block_align(CHUNK_STORED_BYTES_MAX);
     f.queue = calloc(f.queue_cap, sizeof *f.queue);
     pthread_mutex_init(&f.lock, NULL);
     pthread_cond_init(&f.changed, NULL);

@@ -25,10 +25,13 @@ struct fetch_job {
     unsigned threads;
     const struct fetch_item *items; /* ascending by part (any order of parts) and chunk; no pair twice */
     size_t count;
+    /* Where an item's n plain bytes may be decoded to at once, or NULL: as below. What is there after damage
+     * is undefined. May be NULL itself. On decoding threads, several at once, as all of these. */
+    uint8_t *(*straight)(void *arg, size_t item, uint32_t n);
     /* Memory for the plain bytes of a chunk, CHUNK_PLAIN_BYTES_MAX; each decoding thread has one at a time.
      * NULL: they have their own. A failure ends the whole. */
     int (*room)(void *arg, uint8_t **plain, struct err *e);
-    /* On decoding threads, several at once. The plain bytes are valid during the call. A failure ends the
+    /* The plain bytes, which are valid during the call, or straight where they belong. A failure ends the
      * whole. */
     int (*good)(void *arg, size_t item, uint8_t *plain, uint32_t n, struct err *e);
     /* With room: the memory is not used any more by the thread, which always says so. */

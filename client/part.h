@@ -38,12 +38,13 @@ must_check int part_decode(const struct part *p, struct part_scratch *s, uint32_
 /* As in msg_read. PART_AGAIN: as PART_RESTORE, but past the bulk lane and the server's memory: for what came
  * damaged. */
 enum part_class { PART_RESTORE = 1, PART_FEED = 2, PART_AGAIN = 3 };
-/* Fetches stored chunks (by number, ascending; neighbours are coalesced into one range) of one part: calls
- * `chunk` in order, on the connection's thread, with memory that is valid only during the call (copy it, or
- * decode there if small). At most window_bytes are on the way. Blocks until all came or one failed. A chunk
- * that stores nothing (CODEC_ZERO) comes with n = 0. */
+/* Fetches stored chunks (by number, ascending; neighbours are coalesced into one range) of one part into
+ * memory, which has part_fetch_bytes at least: calls `chunk` in order, on the connection's thread, as each is
+ * there; it stays there. Blocks until all came or one failed; if one failed, chunks that were not given may
+ * be there in part. A chunk that stores nothing (CODEC_ZERO) comes with n = 0. */
+uint64_t part_fetch_bytes(const struct part *p, const uint32_t *numbers, uint32_t count);
 must_check int part_fetch(const struct part *p, struct conn *conn, enum part_class class,
-                          const uint32_t *numbers, uint32_t count, uint64_t window_bytes,
+                          const uint32_t *numbers, uint32_t count, uint8_t *memory, uint64_t memory_bytes,
                           int (*chunk)(void *arg, uint32_t number, uint8_t *stored, size_t n, struct err *e),
                           void *arg, struct err *e);
 

@@ -253,6 +253,19 @@ static int place(const struct plan *p, const struct use *u, uint8_t *plain, uint
     return 0;
 }
 
+uint8_t *plan_straight(const struct plan *p, size_t item, uint32_t n)
+{
+    const struct use *u = &p->uses[p->first_use[item]];
+    const struct copy *c = &p->copies[u->copy];
+    const struct tensor *t = c->piece.tensor;
+    struct box_copy b;
+    if (p->first_use[item + 1] - p->first_use[item] > 1 || t->bytes <= SMALL_BYTES_MAX ||
+        p->requests[c->request].device)
+        return NULL;
+    prepare(p, c, &b);
+    return box_straight(&b, (uint64_t)(u->chunk - t->first_chunk) * CHUNK_PLAIN_BYTES_MAX, n);
+}
+
 int plan_place(const struct plan *p, size_t item, uint8_t *plain, uint32_t n, struct landing *landing,
                struct err *e)
 {

@@ -56,6 +56,10 @@ must_check int plan_create(const struct catalog *c, struct part *const *parts, c
                            struct plan *out, struct err *e);
 /* The request for just what a copy gives; boxes are written to memory of the caller's. */
 void plan_copy_request(const struct plan *p, const struct copy *c, struct box *box, struct request *out);
+/* Where a chunk's n plain bytes go if that is one place in host memory, and nothing else wants them; else
+ * NULL.
+ */
+uint8_t *plan_straight(const struct plan *p, size_t item, uint32_t n);
 /* Places a chunk's plain bytes: in host memory at once, on devices by copies that `landing` gives (NULL: none
  * of the requests is on a device). Different items: any number of threads. */
 must_check int plan_place(const struct plan *p, size_t item, uint8_t *plain, uint32_t n,

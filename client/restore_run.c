@@ -31,7 +31,15 @@ struct running {
 static int place_good(void *arg, size_t item, uint8_t *plain, uint32_t n, struct err *e)
 {
     struct running *g = arg;
+    if (plain == plan_straight(&g->plan, item, n))
+        return 0;
     return plan_place(&g->plan, item, plain, n, g->landing, e);
+}
+
+static uint8_t *straight(void *arg, size_t item, uint32_t n)
+{
+    struct running *g = arg;
+    return plan_straight(&g->plan, item, n);
 }
 
 static int room(void *arg, uint8_t **plain, struct err *e)
@@ -126,6 +134,7 @@ static int fetch_plan(struct running *g, struct err *e)
         .threads = client_options(r->client)->threads,
         .items = g->plan.items,
         .count = g->plan.item_count,
+        .straight = straight,
         .room = g->landing ? room : NULL,
         .good = place_good,
         .done = placed,
