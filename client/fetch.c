@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "format/base/pages.h"
+
 #define FETCHERS_PER_CONN 2u
 #define BATCH_CHUNKS_MAX  64u
 #define BATCH_BYTES_MAX   (16u << 20)
@@ -209,7 +211,7 @@ static void *decode_some(void *arg)
     struct fetch *f = arg;
     const struct fetch_job *job = f->job;
     struct part_scratch *s = part_scratch_create();
-    uint8_t *own = job->room ? NULL : aligned_alloc(4096, CHUNK_PLAIN_BYTES_MAX);
+    uint8_t *own = job->room ? NULL : pages_alloc(CHUNK_PLAIN_BYTES_MAX);
     struct ready r;
     while (next_ready(f, &r)) {
         struct err e;
@@ -278,7 +280,7 @@ int fetch_run(const struct fetch_job *job, struct err *e)
     for (unsigned i = 0; rc == 0 && i < fetcher_count; i++) {
         fetchers[i].fetch = &f;
         fetchers[i].conn = job->conns[i % job->conn_count];
-        fetchers[i].memory = malloc(f.batch_bytes);
+        fetchers[i].memory = pages_alloc(f.batch_bytes);
         if (!fetchers[i].memory)
             rc = err_set(e, ERR_NO_MEMORY, "no memory for fetching; lower memory_bytes");
     }

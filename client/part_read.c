@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "client/part_private.h"
+#include "format/base/pages.h"
 
 #define TAIL_BYTES  (64u << 10) /* read with the trailer: a small index comes along */
 #define OPENERS_MAX 8u
@@ -264,7 +265,7 @@ struct part_scratch *part_scratch_create(void)
         return NULL;
     s->codec = codec_state_create();
     s->seal = seal_state_create();
-    s->bytes = aligned_alloc(4096, (CHUNK_STORED_BYTES_MAX + 4095) / 4096 * 4096);
+    s->bytes = pages_alloc(CHUNK_STORED_BYTES_MAX);
     if (s->codec && s->seal && s->bytes)
         return s;
     part_scratch_free(s);

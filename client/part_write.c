@@ -15,6 +15,7 @@
 #include "client/clock.h"
 #include "client/part_private.h"
 #include "client/secrets.h"
+#include "format/base/pages.h"
 #include "format/version.h"
 
 #define IN_FLIGHT_DEFAULT (32u << 20)
@@ -147,7 +148,7 @@ static uint8_t *spare_take(struct part_writer *w, size_t n, size_t *room)
         }
     pthread_mutex_unlock(&w->lock);
     *room = found.room;
-    return found.p ? found.p : malloc(found.room);
+    return found.p ? found.p : pages_alloc(found.room);
 }
 
 /* With the lock held: a placed chunk leaves memory. */
@@ -388,7 +389,7 @@ static int decode_again(struct part_scratch *sc, const struct sealed *s, size_t 
                         struct err *e)
 {
     if (!sc->plain)
-        sc->plain = aligned_alloc(4096, CHUNK_PLAIN_BYTES_MAX);
+        sc->plain = pages_alloc(CHUNK_PLAIN_BYTES_MAX);
     if (!sc->plain)
         return err_set(e, ERR_NO_MEMORY, "no memory for decoding a chunk again");
     const struct chunk_entry *c = &s->entry;

@@ -8,6 +8,7 @@
 #include <zstd.h>
 
 #include "format/base/cursor.h"
+#include "format/base/pages.h"
 #include "format/limits.h"
 
 #define LAYOUT 1u
@@ -58,9 +59,9 @@ struct planes_state *planes_state_create(void)
     if (!s)
         return NULL;
     s->ops = tiers_ops_best();
-    s->planes = malloc(CHUNK_PLAIN_BYTES_MAX + TIERS_SLACK);
-    s->escapes[0] = malloc(CHUNK_PLAIN_BYTES_MAX + TIERS_SLACK);
-    s->escapes[1] = malloc(CHUNK_PLAIN_BYTES_MAX + TIERS_SLACK);
+    s->planes = pages_alloc(CHUNK_PLAIN_BYTES_MAX + TIERS_SLACK);
+    s->escapes[0] = pages_alloc(CHUNK_PLAIN_BYTES_MAX + TIERS_SLACK);
+    s->escapes[1] = pages_alloc(CHUNK_PLAIN_BYTES_MAX + TIERS_SLACK);
     s->pack = ZSTD_createCCtx();
     s->unpack = ZSTD_createDCtx();
     if (s->planes && s->escapes[0] && s->escapes[1] && s->pack && s->unpack &&

@@ -2,18 +2,20 @@
 /* What this machine can do, stage by stage, each measured alone: the bounds that larder is compared with. */
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 #include <zstd.h>
 
 #include "format/base/hash.h"
+#include "format/base/pages.h"
 #include "format/channel.h"
 #include "format/pki.h"
 #include "format/seal.h"
@@ -21,10 +23,11 @@
 #include "tools/bench.h"
 #include "tools/ui.h"
 
-#define WORK_BYTES  (64u << 20) /* larger than most caches */
-#define CHUNK       CHUNK_PLAIN_BYTES_MAX
-#define BLOCK       (4u << 20)
-#define FRAME_BYTES (1u << 20)
+#define WORK_BYTES   (64u << 20) /* larger than most caches */
+#define CHUNK        CHUNK_PLAIN_BYTES_MAX
+#define BLOCK        (4u << 20)
+#define FRAME_BYTES  (1u << 20)
+#define WINDOW_BYTES (64u << 20) /* many times what sockets hold */
 
 const char *stage_name(enum stage s)
 {
@@ -34,10 +37,13 @@ const char *stage_name(enum stage s)
     return names[s];
 }
 
+/* As larder's own memory is, and faulted in. */
 static void *pages(size_t n)
 {
-    void *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    return p == MAP_FAILED ? NULL : p;
+    void *p = pages_alloc(n);
+    if (p)
+        memset(p, 1, n);
+    return p;
 }
 
 /* ---- codec
@@ -130,10 +136,8 @@ int codec_measure(int level, const char *loops, enum dtype dtype, const void *p,
     ZSTD_freeDCtx(r.zd);
     free(r.packed_bytes);
     free(r.codecs);
-    if (r.packed)
-        munmap(r.packed, room);
-    if (out)
-        munmap(out, n);
+    free(r.packed);
+    free(out);
     return status;
 }
 
@@ -183,30 +187,28 @@ static void measure_memory(enum stage s, const char *data, double seconds, struc
 {
     struct memory_run m = {
         .from = pages(WORK_BYTES), .to = pages(WORK_BYTES + 4096), .seal_state = seal_state_create()};
-    double begun = clock_now_s(), cpu = cpu_now_s(), best = 1e30, passes = 0;
+    double begun, best = 1e30;
+    bool any = false;
     int status = m.from && m.to && m.seal_state && bench_fill(data, 1, m.from, WORK_BYTES) ? 0 : -ENOMEM;
     begun = clock_now_s();
-    cpu = cpu_now_s();
-    while (status == 0 && (passes == 0 || clock_now_s() - begun < seconds)) {
+    while (status == 0 && (!any || clock_now_s() - begun < seconds)) {
         double t = clock_now_s();
         status = memory_pass(s, &m);
         t = clock_now_s() - t;
         best = t < best ? t : best;
-        passes++;
+        any = true;
     }
     if (status == 0) {
         out->gbps = WORK_BYTES / best / 1e9;
-        out->cpu_s_per_gb = (cpu_now_s() - cpu) / (passes * WORK_BYTES / 1e9);
+        out->cpu_s_per_gb = 1 / out->gbps; /* one thread that never waits */
     } else {
         snprintf(out->why_not, sizeof out->why_not, "no memory, or sealing failed");
     }
     seal_free(m.seal);
     seal_state_free(m.seal_state);
     secret_free(m.dek.key);
-    if (m.from)
-        munmap(m.from, WORK_BYTES);
-    if (m.to)
-        munmap(m.to, WORK_BYTES + 4096);
+    free(m.from);
+    free(m.to);
 }
 
 static void measure_codec(enum stage s, const char *data, double seconds, struct stage_figures *out)
@@ -223,8 +225,7 @@ static void measure_codec(enum stage s, const char *data, double seconds, struct
         out->cpu_s_per_gb = 1 / out->gbps; /* one thread that never waits */
         out->ratio = f.ratio;
     }
-    if (p)
-        munmap(p, WORK_BYTES);
+    free(p);
 }
 
 /* ---- network
@@ -303,16 +304,40 @@ static void *sender(void *arg)
     return NULL;
 }
 
-/* Takes everything until the sender closes; returns payload bytes. */
-static uint64_t receive(int fd, struct channel *c)
+/* What came since the last look, if it is enough for a figure: the best counts, as in memory. */
+struct window {
+    double begun_s, cpu_s;
+    uint64_t bytes;
+};
+
+static void window_look(struct window *w, uint64_t got, struct stage_figures *out)
 {
+    double now = clock_now_s(), cpu = cpu_now_s(), gb = (double)(got - w->bytes) / 1e9;
+    if (gb < WINDOW_BYTES / 1e9)
+        return;
+    if (w->begun_s > 0) { /* not the first, in which buffers grow */
+        out->gbps = fmax(out->gbps, gb / (now - w->begun_s));
+        out->cpu_s_per_gb =
+            out->cpu_s_per_gb > 0 ? fmin(out->cpu_s_per_gb, (cpu - w->cpu_s) / gb) : (cpu - w->cpu_s) / gb;
+    }
+    *w = (struct window){now, cpu, got};
+}
+
+/* Takes everything until the sender closes; returns payload bytes. */
+static uint64_t receive(int fd, struct channel *c, struct stage_figures *out)
+{
+    struct window window = {0};
+    int least = FRAME_BYTES / 2;
     uint64_t got = 0;
-    uint8_t *buffer = malloc(FRAME_BYTES);
+    uint8_t *buffer = pages(FRAME_BYTES);
+    if (!c)
+        (void)setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
     int status = buffer ? 0 : -ENOMEM;
     if (status == 0 && c && (status = channel_greet(c, fd, false, NULL)) == 0)
         channel_allow_large(c);
     while (status == 0) {
         struct frame f;
+        window_look(&window, got, out);
         if (!c) {
             ssize_t r = recv(fd, buffer, FRAME_BYTES, 0);
             if (r <= 0)
@@ -393,13 +418,15 @@ static void measure_wire(enum stage s, double seconds, struct stage_figures *out
     double cpu = cpu_now_s(), begun = clock_now_s();
     w.until_s = begun + seconds;
     if (status == 0 && pthread_create(&thread, NULL, sender, &w) == 0) {
-        uint64_t got = receive(fds[1], server);
+        uint64_t got = receive(fds[1], server, out);
         double took = clock_now_s() - begun;
         pthread_join(thread, NULL);
-        if (got && w.status == 0) {
+        if (out->gbps == 0 && got && w.status == 0) { /* too short for windows */
             out->gbps = (double)got / took / 1e9;
             out->cpu_s_per_gb = (cpu_now_s() - cpu) / ((double)got / 1e9);
         }
+        if (w.status != 0)
+            out->gbps = 0;
     }
     if (out->gbps == 0)
         snprintf(out->why_not, sizeof out->why_not, "%.100s",
@@ -409,103 +436,107 @@ static void measure_wire(enum stage s, double seconds, struct stage_figures *out
     for (int i = 0; data && i < 2; i++)
         if (fds[i] >= 0)
             close(fds[i]);
-    if (data)
-        munmap(data, FRAME_BYTES);
+    free(data);
 }
 
 /* ---- disk
  * --------------------------------------------------------------------------------------------------- */
 
-/* Writes or reads through several threads, each its own stretch of the file: depth for the device. */
-#define DISK_THREADS 4
+/* Several threads take one piece after the other: depth for the device. */
+#define DISK_THREADS 8
+#define DISK_PIECE   (1u << 20)
+#define DISK_PASSES  2
 struct disk_run {
     int fd;
-    uint64_t from, bytes;
-    const uint8_t *data;
+    uint64_t bytes;
+    uint8_t *pieces; /* one for each thread */
+    atomic_uint workers;
+    atomic_ullong next;
     bool write;
-    int status;
+    atomic_int status;
 };
 
 static void *disk_worker(void *arg)
 {
     struct disk_run *d = arg;
-    uint8_t *block = aligned_alloc(4096, BLOCK);
-    d->status = block ? 0 : -ENOMEM;
-    if (block)
-        memcpy(block, d->data, BLOCK);
-    for (uint64_t at = d->from; d->status == 0 && at < d->from + d->bytes; at += BLOCK) {
-        ssize_t r = d->write ? pwrite(d->fd, block, BLOCK, (off_t)at) : pread(d->fd, block, BLOCK, (off_t)at);
-        if (r != BLOCK)
-            d->status = r < 0 ? -errno : -EIO;
+    uint8_t *piece = d->pieces + (size_t)atomic_fetch_add(&d->workers, 1) * DISK_PIECE;
+    while (atomic_load(&d->status) == 0) {
+        uint64_t at = atomic_fetch_add(&d->next, DISK_PIECE);
+        if (at >= d->bytes)
+            break;
+        ssize_t r = d->write ? pwrite(d->fd, piece, DISK_PIECE, (off_t)at)
+                             : pread(d->fd, piece, DISK_PIECE, (off_t)at);
+        if (r != DISK_PIECE)
+            atomic_store(&d->status, r < 0 ? -errno : -EIO);
     }
-    free(block);
     return NULL;
 }
 
-static int disk_pass(int fd, uint64_t bytes, const uint8_t *data, bool write, double *took)
+/* One pass over the file; its figures count if they are the best. */
+static int disk_pass(int fd, uint64_t bytes, uint8_t *pieces, bool write, struct stage_figures *out)
 {
-    struct disk_run runs[DISK_THREADS];
+    struct disk_run d = {.fd = fd, .bytes = bytes, .pieces = pieces, .write = write};
     pthread_t threads[DISK_THREADS];
-    int status = 0, started = 0;
-    double begun = clock_now_s();
-    for (; started < DISK_THREADS; started++) {
-        runs[started] = (struct disk_run){.fd = fd,
-                                          .from = (uint64_t)started * (bytes / DISK_THREADS),
-                                          .bytes = bytes / DISK_THREADS,
-                                          .data = data,
-                                          .write = write};
-        if (pthread_create(&threads[started], NULL, disk_worker, &runs[started]) != 0) {
-            status = -EAGAIN;
-            break;
-        }
-    }
-    for (int i = 0; i < started; i++) {
+    int started = 0;
+    double begun = clock_now_s(), cpu = cpu_now_s();
+    while (started < DISK_THREADS && pthread_create(&threads[started], NULL, disk_worker, &d) == 0)
+        started++;
+    for (int i = 0; i < started; i++)
         pthread_join(threads[i], NULL);
-        status = runs[i].status < 0 ? runs[i].status : status;
-    }
+    int status = started ? atomic_load(&d.status) : -EAGAIN;
     if (write && status == 0 && fdatasync(fd) < 0)
         status = -errno;
-    *took = clock_now_s() - begun;
+    double gbps = (double)bytes / (clock_now_s() - begun) / 1e9;
+    if (status == 0 && gbps > out->gbps) {
+        out->gbps = gbps;
+        out->cpu_s_per_gb = (cpu_now_s() - cpu) / ((double)bytes / 1e9);
+    }
+    return status;
+}
+
+/* A new file with all its room, as a segment has. */
+static int disk_file(const char *folder, uint64_t bytes, bool *direct)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/larder-bench-XXXXXX", folder);
+    int fd = mkostemp(path, O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    int through = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
+    *direct = through >= 0;
+    if (through >= 0) {
+        close(fd);
+        fd = through;
+    }
+    unlink(path);
+    int status = -posix_fallocate(fd, 0, (off_t)bytes);
+    if (status == 0)
+        return fd;
+    close(fd);
     return status;
 }
 
 static void measure_disk(enum stage s, const struct stage_work *w, struct stage_figures *out)
 {
-    uint64_t bytes = w->disk_bytes - w->disk_bytes % ((uint64_t)BLOCK * DISK_THREADS);
-    char path[4096];
-    uint8_t *data = pages(BLOCK);
-    double took = 0, cpu;
-    int status = data ? 0 : -ENOMEM, fd = -1;
-    snprintf(path, sizeof path, "%s/larder-bench-XXXXXX", w->folder);
-    if (status == 0 && (fd = mkostemp(path, O_CLOEXEC)) < 0)
-        status = -errno;
-    if (fd >= 0) {
-        int direct = s == STAGE_CACHED_READ ? -1 : open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
-        if (direct >= 0) {
+    uint64_t bytes = w->disk_bytes - w->disk_bytes % DISK_PIECE;
+    struct stage_figures writing = {0};
+    uint8_t *pieces = pages(DISK_THREADS * DISK_PIECE);
+    int status = pieces ? 0 : -ENOMEM;
+    if (pieces)
+        bench_fill("random", 1, pieces, DISK_THREADS * DISK_PIECE);
+    for (int i = 0; i < DISK_PASSES && status == 0; i++) {
+        int fd = disk_file(w->folder, bytes, &out->direct);
+        status = fd < 0 ? fd : disk_pass(fd, bytes, pieces, true, s == STAGE_DISK_WRITE ? out : &writing);
+        if (status == 0 && s == STAGE_DISK_READ) {
+            posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+            status = disk_pass(fd, bytes, pieces, false, out);
+        }
+        if (fd >= 0)
             close(fd);
-            fd = direct;
-            out->direct = true;
-        }
-        unlink(path);
-        bench_fill("random", 1, data, BLOCK);
-        cpu = cpu_now_s();
-        status = disk_pass(fd, bytes, data, true, &took);
-        if (status == 0 && s != STAGE_DISK_WRITE) {
-            if (s == STAGE_DISK_READ)
-                posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-            cpu = cpu_now_s();
-            status = disk_pass(fd, bytes, data, false, &took);
-        }
-        if (status == 0) {
-            out->gbps = (double)bytes / took / 1e9;
-            out->cpu_s_per_gb = (cpu_now_s() - cpu) / ((double)bytes / 1e9);
-        }
-        close(fd);
     }
+    free(pieces);
     if (status < 0)
         snprintf(out->why_not, sizeof out->why_not, "%s: %s", w->folder, strerror(-status));
-    if (data)
-        munmap(data, BLOCK);
 }
 
 void stage_measure(enum stage s, const struct stage_work *w, struct stage_figures *out)

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memory that chunks come into and are written from. Buffers for whole frames are kept by the worker and
- * given out again, in large pages where the kernel has them: fresh memory would cost a fault for each of its
- * pages, and small pages a look-up each when the disk reads from them; together that is as much as receiving.
+ * given out again: fresh memory would cost a fault for each of its pages, as much as receiving itself.
  */
 #include <stdlib.h>
-#include <sys/mman.h>
 
+#include "format/base/pages.h"
 #include "server/session/session.h"
 
-#define LARGE_PAGE_BYTES (2u << 20)
-#define KEPT_BYTES_MIN   (256u << 10) /* smaller ones are malloc's */
+#define KEPT_BYTES_MIN (256u << 10) /* smaller ones are malloc's */
 /* The largest payload with what lies before and behind it (struct frame). */
 #define BUFFER_BYTES block_align(BLOCK_BYTES + FRAME_PAYLOAD_BYTES_MAX)
 
@@ -25,9 +23,8 @@ static uint8_t *kept_take(struct worker *w)
         b->taken = true;
         return b->p;
     }
-    if (w->payload_count == PAYLOADS_KEPT_MAX || posix_memalign(&p, LARGE_PAGE_BYTES, BUFFER_BYTES) != 0)
+    if (w->payload_count == PAYLOADS_KEPT_MAX || !(p = pages_alloc(BUFFER_BYTES)))
         return NULL;
-    (void)madvise(p, BUFFER_BYTES, MADV_HUGEPAGE); /* it works without, only slower */
     w->payloads[w->payload_count++] = (struct payload_buffer){.p = p, .taken = true};
     return p;
 }
