@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -236,9 +237,18 @@ struct wire_run {
     int fd;
     double until_s;
     struct channel *channel; /* NULL: plain TCP */
-    const uint8_t *data;
+    const uint8_t *data;     /* WORK_BYTES */
+    size_t at;
     int status;
 };
+
+/* New bytes each time: those that larder sends do not lie in a cache either. */
+static const uint8_t *next_frame(struct wire_run *w)
+{
+    const uint8_t *p = w->data + w->at;
+    w->at = (w->at + FRAME_BYTES) % WORK_BYTES;
+    return p;
+}
 
 static int send_all(int fd, const uint8_t *p, size_t n)
 {
@@ -295,9 +305,9 @@ static void *sender(void *arg)
     /* At least one frame, however long the handshake took. */
     for (bool any = false; w->status == 0 && (!any || clock_now_s() < w->until_s); any = true) {
         if (!w->channel)
-            w->status = send_all(w->fd, w->data, FRAME_BYTES);
-        else if ((w->status =
-                      channel_send(w->channel, &h, SLICE(NULL, 0), SLICE(w->data, FRAME_BYTES), NULL)) == 0)
+            w->status = send_all(w->fd, next_frame(w), FRAME_BYTES);
+        else if ((w->status = channel_send(w->channel, &h, SLICE(NULL, 0), SLICE(next_frame(w), FRAME_BYTES),
+                                           NULL)) == 0)
             w->status = channel_flush(w->channel, w->fd);
     }
     shutdown(w->fd, SHUT_WR);
@@ -329,7 +339,8 @@ static uint64_t receive(int fd, struct channel *c, struct stage_figures *out)
     struct window window = {0};
     int least = FRAME_BYTES / 2;
     uint64_t got = 0;
-    uint8_t *buffer = pages(FRAME_BYTES);
+    size_t at = 0;
+    uint8_t *buffer = pages(WORK_BYTES);
     if (!c)
         (void)setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
     int status = buffer ? 0 : -ENOMEM;
@@ -339,10 +350,11 @@ static uint64_t receive(int fd, struct channel *c, struct stage_figures *out)
         struct frame f;
         window_look(&window, got, out);
         if (!c) {
-            ssize_t r = recv(fd, buffer, FRAME_BYTES, 0);
+            ssize_t r = recv(fd, buffer + at, FRAME_BYTES, 0);
             if (r <= 0)
                 break;
             got += (uint64_t)r;
+            at = (at + (size_t)r) % (WORK_BYTES - FRAME_BYTES);
             continue;
         }
         while ((status = channel_frame(c, &f, NULL)) == 1) {
@@ -367,6 +379,8 @@ static int socket_pair(int fds[2])
         (fds[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) >= 0 &&
         connect(fds[0], (struct sockaddr *)&a, n) == 0 && (fds[1] = accept(listener, NULL, NULL)) >= 0)
         status = 0;
+    for (int i = 0; i < 2; i++) /* as larder does: control that paces would only cost here */
+        (void)setsockopt(fds[i], IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
     if (listener >= 0)
         close(listener);
     return status;
@@ -408,12 +422,12 @@ static void measure_wire(enum stage s, double seconds, struct stage_figures *out
     struct err e = {0};
     pthread_t thread;
     int fds[2];
-    uint8_t *data = pages(FRAME_BYTES);
+    uint8_t *data = pages(WORK_BYTES);
     int status = data ? socket_pair(fds) : -ENOMEM;
     if (status == 0 && s == STAGE_TLS)
         status = tls_pair(&client, &server, &e);
     if (status == 0)
-        bench_fill("random", 1, data, FRAME_BYTES);
+        bench_fill("random", 1, data, WORK_BYTES);
     struct wire_run w = {.fd = status == 0 ? fds[0] : -1, .channel = client, .data = data};
     double cpu = cpu_now_s(), begun = clock_now_s();
     w.until_s = begun + seconds;
