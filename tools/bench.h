@@ -65,6 +65,13 @@ struct codec_figures {
 int codec_measure(int level, const char *loops, enum dtype dtype, const void *p, size_t n, double seconds,
                   struct codec_figures *out);
 
+/* A trainer that computes on so many threads, step after step; NULL: no memory. */
+struct trainer;
+struct trainer *trainer_start(unsigned threads);
+/* Whole steps since the last look, and the seconds that they took. */
+void trainer_look(struct trainer *t, double *busy_s, uint64_t *steps);
+void trainer_stop(struct trainer *t);
+
 double cpu_now_s(void); /* of this process, all threads */
 int cores_usable(void);
 

@@ -22,13 +22,15 @@
 #include "tools/bench.h"
 #include "tools/commands.h"
 
-#define RANKS_MAX    64
-#define ROUNDS_MAX   16
-#define COPIERS_MAX  4 /* threads that a submit copies with, at most */
-#define RANK_WAIT_MS 600000
+#define RANKS_MAX     64
+#define ROUNDS_MAX    16
+#define COPIERS_MAX   4 /* threads that a submit copies with, at most */
+#define RANK_WAIT_MS  600000
+#define RESTORE_BYTES (128u << 20) /* memory_bytes of a restore, as larder.h says */
 
 struct bench_job {
     bool restore, compare; /* compare: restores once more, over TLS alone */
+    bool train;            /* saves once more, beside a trainer that computes */
     uint64_t bytes, ranks, rounds, staging, threads, stage_ms, tensor_bytes;
     const char *data, *folder, *credentials, *compression_word;
     enum larder_compression compression;
@@ -42,6 +44,7 @@ struct rank_result {
     double stall_s[ROUNDS_MAX], durable_s[ROUNDS_MAX]; /* since the round's begin */
     double begun_s, restored_s;                        /* by the machine's clock */
     double memcpy_s, memcpy_cpu_s, cpu_s;
+    double step_s, step_saving_s; /* of a trainer, alone and while a save goes on; 0: not measured */
     uint64_t plain, stored, fetched, peak_rss;
     char path[128];
     int status;
@@ -125,31 +128,39 @@ static void memcpy_measure(const struct bench_job *j, const struct share *s, dou
     *best = *best > 0 && *best < t ? *best : t;
 }
 
-static int one_save(const struct bench_job *j, struct larder *c, uint64_t rank, const struct share *s,
-                    unsigned round, struct board *b, struct larder_error *e)
+/* Begins a save of all tensors. */
+static int begin_save(const struct bench_job *j, struct larder *c, uint64_t rank, const struct share *s,
+                      uint64_t step, struct larder_save **save, struct larder_error *e)
 {
     struct larder_save_options o = LARDER_INIT(larder_save_options);
-    struct larder_save_info info = LARDER_INIT(larder_save_info);
-    struct larder_save *save = NULL;
-    struct rank_result *r = &b->ranks[rank];
     o.run = j->run;
-    o.step = round + 1;
+    o.step = step;
     o.rank = (uint32_t)rank;
     o.world = (uint32_t)j->ranks;
     o.compression = j->compression;
     o.join_timeout_ms = RANK_WAIT_MS;
     memcpy(o.attempt, j->attempt, sizeof o.attempt);
-    double cpu = cpu_now_s();
-    memcpy_measure(j, s, &r->memcpy_s); /* beside the stall that it is compared with */
-    r->memcpy_cpu_s += cpu_now_s() - cpu;
-    double began = clock_now_s();
-    int status = larder_save_begin(c, &o, &save, e);
+    int status = larder_save_begin(c, &o, save, e);
     for (size_t i = 0; status == 0 && i < s->tensors; i++) {
         struct larder_tensor t;
         char name[64];
         describe(j, rank, s, i, name, &t);
-        status = larder_save_tensor(save, &t, e);
+        status = larder_save_tensor(*save, &t, e);
     }
+    return status;
+}
+
+static int one_save(const struct bench_job *j, struct larder *c, uint64_t rank, const struct share *s,
+                    unsigned round, struct board *b, struct larder_error *e)
+{
+    struct larder_save_info info = LARDER_INIT(larder_save_info);
+    struct larder_save *save = NULL;
+    struct rank_result *r = &b->ranks[rank];
+    double cpu = cpu_now_s();
+    memcpy_measure(j, s, &r->memcpy_s); /* beside the stall that it is compared with */
+    r->memcpy_cpu_s += cpu_now_s() - cpu;
+    double began = clock_now_s();
+    int status = begin_save(j, c, rank, s, round + 1, &save, e);
     r->describe_s[round] = clock_now_s() - began;
     pthread_barrier_wait(&b->barrier);
     double begun = clock_now_s();
@@ -170,6 +181,43 @@ static int one_save(const struct bench_job *j, struct larder *c, uint64_t rank, 
     return status;
 }
 
+#define TRAIN_SAVES 3 /* steps during so many saves count */
+
+/* Steps while nothing is saved, then while saves go on in the background: from the return of submit, which is
+ * the stall, until the checkpoint is durable. */
+static int train_and_save(const struct bench_job *j, struct larder *c, uint64_t rank, const struct share *s,
+                          struct rank_result *r, struct larder_error *e)
+{
+    unsigned cores = (unsigned)cores_usable(), each = cores / (unsigned)j->ranks;
+    struct trainer *trainer = trainer_start(each);
+    double busy = 0, took;
+    uint64_t steps = 0, n;
+    int status = 0;
+    if (!trainer)
+        return -ENOMEM;
+    usleep(300 * 1000);
+    trainer_look(trainer, &took, &n);
+    usleep(1000 * 1000);
+    trainer_look(trainer, &took, &n);
+    r->step_s = n ? took / (double)n : 0;
+    for (unsigned i = 0; i < TRAIN_SAVES && status == 0; i++) {
+        struct larder_save *save = NULL;
+        status = begin_save(j, c, rank, s, j->rounds + 1 + i, &save, e);
+        if (status == 0)
+            status = larder_save_submit(save, e);
+        trainer_look(trainer, &took, &n);
+        if (status == 0)
+            status = larder_save_wait(save, RANK_WAIT_MS, e);
+        trainer_look(trainer, &took, &n);
+        busy += took;
+        steps += n;
+        larder_save_free(save);
+    }
+    r->step_saving_s = steps ? busy / (double)steps : 0;
+    trainer_stop(trainer);
+    return status;
+}
+
 static int one_restore(const struct bench_job *j, struct larder *c, uint64_t rank, const struct share *s,
                        struct board *b, struct rank_result *r, struct larder_error *e)
 {
@@ -179,6 +227,7 @@ static int one_restore(const struct bench_job *j, struct larder *c, uint64_t ran
     struct share into = *s;
     o.run = j->run;
     o.at = LARDER_AT_LATEST;
+    o.memory_bytes = RESTORE_BYTES;
     into.data = s->copy;
     memset(s->copy, 0, s->bytes); /* faulted in, and not what is expected */
     pthread_barrier_wait(&b->barrier);
@@ -227,6 +276,7 @@ static int restore_by_tls(const struct bench_job *j, const struct larder_options
     struct larder_options o = *like;
     struct larder *c = NULL;
     o.no_bulk_lane = 1;
+    o.staging_bytes = 1; /* the least: nothing is saved with it */
     int status = larder_open(&o, &c, e);
     pthread_barrier_wait(&b->barrier);
     pthread_barrier_wait(&b->barrier);
@@ -268,10 +318,12 @@ static int rank_run(const struct bench_job *j, struct board *b, uint64_t rank)
         status = one_restore(j, c, rank, &s, b, r, &e);
     }
     r->cpu_s = cpu_now_s() - cpu - r->memcpy_cpu_s;
+    if (getrusage(RUSAGE_SELF, &usage) == 0) /* without the caller's own tensors, and their copy */
+        r->peak_rss = (uint64_t)usage.ru_maxrss * 1024 - 2 * s.bytes;
+    if (status == 0 && j->train)
+        status = train_and_save(j, c, rank, &s, r, &e);
     if (status == 0 && j->compare)
         status = restore_by_tls(j, &o, rank, &s, b, &e);
-    if (getrusage(RUSAGE_SELF, &usage) == 0)
-        r->peak_rss = (uint64_t)usage.ru_maxrss * 1024;
     if (status < 0)
         status = fail(&e);
     return client_close(c, status);
@@ -427,6 +479,7 @@ struct server_cpu {
 
 struct figures {
     double gbps_tls, server_cpu_tls; /* of the restore over TLS alone; negative: there was none */
+    double step_s, step_saving_s;
     double gbps, describe_s, stall_s, first_stall_s, memcpy_s, ratio, server_cpu, client_cpu;
     uint64_t bytes, peak_rss;
 };
@@ -476,6 +529,8 @@ static void figures_make(const struct bench_job *j, const struct board *b, const
         cpu += r->cpu_s;
         f->memcpy_s = fmax(f->memcpy_s, r->memcpy_s);
         f->peak_rss = r->peak_rss > f->peak_rss ? r->peak_rss : f->peak_rss;
+        f->step_s = fmax(f->step_s, r->step_s);
+        f->step_saving_s = fmax(f->step_saving_s, r->step_saving_s);
     }
     f->ratio = plain > 0 ? stored / plain : 1;
     figures_save(j, b, f);
@@ -493,6 +548,17 @@ static json_t *real_or_null(double v)
     return v < 0 ? json_null() : json_real(v);
 }
 
+static json_t *seconds_or_null(double v)
+{
+    return v > 0 ? json_real(v) : json_null();
+}
+
+/* Memory that the client was given: for its snapshot, and for stored chunks that it restores. */
+static uint64_t budget_bytes(const struct bench_job *j)
+{
+    return j->staging + (j->restore ? RESTORE_BYTES : 0);
+}
+
 static double cpu_over_tls(const struct figures *f)
 {
     return f->server_cpu_tls > 0 ? f->server_cpu / f->server_cpu_tls : -1;
@@ -504,8 +570,9 @@ static int tell(const struct bench_job *j, const struct board *b, const struct f
     double over = f->memcpy_s > 0 ? f->stall_s / f->memcpy_s : 0;
     if (j->json)
         return json_print(json_pack(
-            "{s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:o,s:f,s:I,s:s,s:s,s:s,s:b,s:s,s:I,s:I,s:f,s:o,s:o,s:"
-            "o}",
+            "{s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:o,s:f,s:I,s:s,s:s,s:s,s:b,s:s,s:I,s:I,s:f,s:I,s:I,s:"
+            "o,s:o,s:o,"
+            "s:o,s:o,s:o}",
             "bytes", (json_int_t)f->bytes, "ranks", (json_int_t)j->ranks, "stall_seconds", f->stall_s,
             "first_stall_seconds", f->first_stall_s, "memcpy_seconds", f->memcpy_s, "stall_over_memcpy", over,
             "gbps", f->gbps, "bound_gbps", bound->gbps, "of_limit", f->gbps / bound->gbps, "codec_ratio",
@@ -513,8 +580,12 @@ static int tell(const struct bench_job *j, const struct board *b, const struct f
             f->client_cpu, "peak_rss_bytes", (json_int_t)f->peak_rss, "path", b->ranks[0].path, "data",
             j->data, "compression", j->compression_word, "disk_direct", bound->direct, "encryption",
             "AES-256-GCM", "cores", (json_int_t)cores_usable(), "rounds", (json_int_t)j->rounds,
-            "describe_seconds", f->describe_s, "server_cpu_s_per_gb_tls", real_or_null(f->server_cpu_tls),
-            "server_cpu_over_tls", real_or_null(cpu_over_tls(f)), "gbps_tls", real_or_null(f->gbps_tls)));
+            "describe_seconds", f->describe_s, "budget_bytes", (json_int_t)budget_bytes(j), "threads",
+            (json_int_t)copy_threads(j), "train_step_seconds", seconds_or_null(f->step_s),
+            "train_step_seconds_saving", seconds_or_null(f->step_saving_s), "train_step_slowdown",
+            seconds_or_null(f->step_s > 0 ? f->step_saving_s / f->step_s : 0), "server_cpu_s_per_gb_tls",
+            real_or_null(f->server_cpu_tls), "server_cpu_over_tls", real_or_null(cpu_over_tls(f)), "gbps_tls",
+            real_or_null(f->gbps_tls)));
     printf("%s of %s by %llu rank%s, %s: %.2f GB/s, %.2f of the bound of %.2f\n",
            j->restore ? "restore" : "durable save", size_text(f->bytes).s, (unsigned long long)j->ranks,
            j->ranks == 1 ? "" : "s", j->data, f->gbps, f->gbps / bound->gbps, bound->gbps);
@@ -530,8 +601,14 @@ static int tell(const struct bench_job *j, const struct board *b, const struct f
         printf("not seen");
     else
         printf("%.2f", f->server_cpu);
-    printf("; a client's memory at most %s, of it %s tensors and their copy\n", size_text(f->peak_rss).s,
-           size_text(2 * share_bytes(j)).s);
+    printf("; a client's memory beside its tensors at most %s, its budget %s\n", size_text(f->peak_rss).s,
+           size_text(budget_bytes(j)).s);
+    if (f->step_s > 0)
+        printf("  a training step on all cores %.1f ms, beside a save in the background %.1f ms: %.2f times "
+               "(%llu threads, niced; %s)\n",
+               f->step_s * 1e3, f->step_saving_s * 1e3, f->step_saving_s / f->step_s,
+               (unsigned long long)copy_threads(j),
+               f->server_cpu < 0 ? "the server elsewhere" : "the server on the same cores");
     if (f->server_cpu_tls > 0)
         printf("  the same over TLS alone: %.2f GB/s, server %.2f CPU s per GB; so %.2f of it here\n",
                f->gbps_tls, f->server_cpu_tls, cpu_over_tls(f));
@@ -620,6 +697,7 @@ static int store_bench(const struct command *cmd, bool restore, int argc, char *
                           .data = "bf16-gaussian",
                           .folder = "/tmp",
                           .compression_word = "fast"};
+    uint64_t tensors = 0;
     const struct opt opts[] = {{"bytes", OPT_SIZE, &j.bytes},
                                {"ranks", OPT_NUMBER, &j.ranks},
                                {"rounds", OPT_NUMBER, &j.rounds},
@@ -630,6 +708,8 @@ static int store_bench(const struct command *cmd, bool restore, int argc, char *
                                {"threads", OPT_NUMBER, &j.threads},
                                {"stage-ms", OPT_NUMBER, &j.stage_ms},
                                {"tensor-bytes", OPT_SIZE, &j.tensor_bytes},
+                               {"tensors", OPT_NUMBER, &tensors},
+                               {"train", OPT_FLAG, &j.train},
                                {0}};
     struct dev_server own = {0};
     enum dtype ignored;
@@ -641,6 +721,8 @@ static int store_bench(const struct command *cmd, bool restore, int argc, char *
                           j.data);
     if (!compression_of(j.compression_word, &j.compression))
         return fail_usage(cmd->name, "\"%s\" is not a compression: off, fast or dense", j.compression_word);
+    if (tensors > 0)
+        j.tensor_bytes = (share_bytes(&j) / tensors + 63) / 64 * 64;
     if (j.tensor_bytes < 64 || j.tensor_bytes % 64 != 0)
         return fail_usage(cmd->name, "--tensor-bytes is a multiple of 64");
     if (j.ranks < 1 || j.ranks > RANKS_MAX || j.rounds < 1 || j.rounds > ROUNDS_MAX || j.threads > 256 ||
@@ -685,6 +767,8 @@ static int restore_run(const struct command *cmd, int argc, char **argv)
     "  --staging SIZE     pinned memory of each client (one whole snapshot)    --dir FOLDER  (/tmp)\n"       \
     "  --stage-ms N       for each stage of the bound (300)\n"                                               \
     "  --tensor-bytes N   of each tensor (32M); with 1024, a million of them take 1 GB\n"                    \
+    "  --tensors N        so many of each rank instead\n"                                                    \
+    "  --train            saves, then saves beside a trainer that computes on all cores\n"                   \
     "  --json             {\"bytes\", \"ranks\", \"stall_seconds\", \"first_stall_seconds\", "               \
     "\"memcpy_seconds\",\n"                                                                                  \
     "                     \"stall_over_memcpy\", \"gbps\", \"bound_gbps\", \"of_limit\", \"codec_ratio\",\n" \
