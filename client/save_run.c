@@ -411,10 +411,21 @@ static void retire(struct larder_save *s)
     pthread_mutex_unlock(&v->lock);
 }
 
+/* The first save makes the connection: not while the trainer waits for the copy, which has use for the cores. */
+static void wait_for_copy(struct larder_save *s)
+{
+    struct saver *v = s->saver;
+    pthread_mutex_lock(&v->lock);
+    while (!v->conn && !s->going && !s->failed)
+        pthread_cond_wait(&v->changed, &v->lock);
+    pthread_mutex_unlock(&v->lock);
+}
+
 /* From the beginning to the commit. *opened: the run is, and is to be closed. */
 static int save_steps(struct larder_save *s, struct conn **conn, struct run *run, bool *opened,
                       uint64_t *sequence, struct err *e)
 {
+    wait_for_copy(s);
     int rc = saver_conn(s->saver, conn, e);
     if (rc == 0)
         rc = run_open(s->client, RUN_CHECKPOINTS, s->run, true, run, e);

@@ -231,6 +231,7 @@ static int one_restore(const struct bench_job *j, struct larder *c, uint64_t ran
     into.data = s->copy;
     memset(s->copy, 0, s->bytes); /* faulted in, and not what is expected */
     pthread_barrier_wait(&b->barrier);
+    double cpu = cpu_now_s();
     r->begun_s = clock_now_s();
     int status = larder_restore_open(c, &o, &from, e);
     for (size_t i = 0; status == 0 && i < s->tensors; i++) {
@@ -242,6 +243,7 @@ static int one_restore(const struct bench_job *j, struct larder *c, uint64_t ran
     if (status == 0)
         status = larder_restore_run(from, e);
     r->restored_s = clock_now_s();
+    r->cpu_s = cpu_now_s() - cpu;
     if (status == 0 && (status = larder_restore_info(from, &info)) == 0) {
         r->fetched = info.fetched_bytes;
         snprintf(r->path, sizeof r->path, "%s", info.path);
@@ -310,14 +312,12 @@ static int rank_run(const struct bench_job *j, struct board *b, uint64_t rank)
     double cpu = cpu_now_s();
     for (unsigned round = 0; round < j->rounds && status == 0; round++)
         status = one_save(j, c, rank, &s, round, b, &e);
+    r->cpu_s = cpu_now_s() - cpu - r->memcpy_cpu_s;
     if (status == 0 && j->restore) {
         pthread_barrier_wait(&b->barrier); /* the parent forgets pages between these two */
         pthread_barrier_wait(&b->barrier);
-        cpu = cpu_now_s();
-        r->memcpy_cpu_s = 0;
         status = one_restore(j, c, rank, &s, b, r, &e);
     }
-    r->cpu_s = cpu_now_s() - cpu - r->memcpy_cpu_s;
     if (getrusage(RUSAGE_SELF, &usage) == 0) /* without the caller's own tensors, and their copy */
         r->peak_rss = (uint64_t)usage.ru_maxrss * 1024 - 2 * s.bytes;
     if (status == 0 && j->train)
