@@ -509,14 +509,14 @@ static int disk_pass(int fd, uint64_t bytes, uint8_t *pieces, bool write, struct
 }
 
 /* A new file with all its room, as a segment has. */
-static int disk_file(const char *folder, uint64_t bytes, bool *direct)
+static int disk_file(const char *folder, uint64_t bytes, bool cached, bool *direct)
 {
     char path[4096];
     snprintf(path, sizeof path, "%s/larder-bench-XXXXXX", folder);
     int fd = mkostemp(path, O_CLOEXEC);
     if (fd < 0)
         return -errno;
-    int through = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
+    int through = cached ? -1 : open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
     *direct = through >= 0;
     if (through >= 0) {
         close(fd);
@@ -539,12 +539,12 @@ static void measure_disk(enum stage s, const struct stage_work *w, struct stage_
     if (pieces)
         bench_fill("random", 1, pieces, DISK_THREADS * DISK_PIECE);
     for (int i = 0; i < DISK_PASSES && status == 0; i++) {
-        int fd = disk_file(w->folder, bytes, &out->direct);
+        int fd = disk_file(w->folder, bytes, s == STAGE_CACHED_READ, &out->direct);
         status = fd < 0 ? fd : disk_pass(fd, bytes, pieces, true, s == STAGE_DISK_WRITE ? out : &writing);
-        if (status == 0 && s == STAGE_DISK_READ) {
+        if (status == 0 && s == STAGE_DISK_READ)
             posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        if (status == 0 && s != STAGE_DISK_WRITE)
             status = disk_pass(fd, bytes, pieces, false, out);
-        }
         if (fd >= 0)
             close(fd);
     }
