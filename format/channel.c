@@ -38,6 +38,7 @@ struct channel {
     size_t head_bytes;                                 /* of it that have arrived */
     uint8_t tag[LANE_TAG_BYTES];                       /* of the payload, on a lane */
     size_t tag_bytes, covered_bytes;                   /* covered: of the payload, added to its tag */
+    struct hash128_sum *sum;                           /* of a chunk's tail, likewise; a server's lane */
     struct frame_header header;
     struct channel_memory source;
     uint8_t *memory; /* payload's allocation, kept from frame to frame */
@@ -183,13 +184,28 @@ static int check_head(struct channel *c)
     return 0;
 }
 
+static bool is_summed(const struct channel *c)
+{
+    return c->sum && c->header.opcode == OP_SEGMENT_CHUNK && c->header.payload_bytes > CHUNK_MESSAGE_BYTES;
+}
+
 /* Of the payload, as far as it has come: while it is in the cache. */
 static void cover_payload(struct channel *c)
 {
-    if (c->covered_bytes == 0)
+    if (c->covered_bytes == 0) {
         lane_mac_begin(c->in_mac);
-    lane_mac_add(c->in_mac, SLICE(c->payload + c->covered_bytes, c->payload_bytes - c->covered_bytes));
-    c->covered_bytes = c->payload_bytes;
+        if (is_summed(c))
+            hash128_begin(c->sum);
+    }
+    while (c->covered_bytes < c->payload_bytes) {
+        size_t at = c->covered_bytes, n = c->payload_bytes - at;
+        n = n < PIECE_BYTES ? n : PIECE_BYTES;
+        lane_mac_add(c->in_mac, SLICE(c->payload + at, n));
+        size_t skip = at < CHUNK_MESSAGE_BYTES ? CHUNK_MESSAGE_BYTES - at : 0;
+        if (is_summed(c) && n > skip)
+            hash128_add(c->sum, c->payload + at + skip, n - skip);
+        c->covered_bytes += n;
+    }
 }
 
 /* The tag behind the payload. 1: it fits; 0: it is not whole yet. */
@@ -428,6 +444,9 @@ int channel_frame(struct channel *c, struct frame *out, struct err *e)
     out->header = c->header;
     out->payload = c->payload;
     out->sunk = c->sinks;
+    out->summed = is_summed(c);
+    if (out->summed)
+        out->tail_hash = hash128_end(c->sum);
     return 1;
 }
 
@@ -767,9 +786,11 @@ int channel_create_lane(bool server, const struct identity *peer, const struct l
     c->ticket = *ticket;
     c->in_mac = lane_mac_create(!server, server ? keys->to_server : keys->to_client);
     c->out_mac = lane_mac_create(server, server ? keys->to_client : keys->to_server);
+    if (server)
+        c->sum = aligned_alloc(_Alignof(struct hash128_sum), sizeof *c->sum);
     if (c->in_mac && c->out_mac && !server)
         put_opening(c);
-    if (!c->in_mac || !c->out_mac || c->out.failed) {
+    if (!c->in_mac || !c->out_mac || (server && !c->sum) || c->out.failed) {
         channel_free(c);
         return err_set(e, ERR_NO_MEMORY, "no memory for a bulk lane");
     }
@@ -794,6 +815,7 @@ void channel_free(struct channel *c)
     memory_drop(c);
     buf_free(&c->out);
     free(c->tail_memory);
+    free(c->sum);
     free(c);
 }
 

@@ -18,6 +18,7 @@
 
 #include "format/base/cursor.h"
 #include "format/base/err.h"
+#include "format/base/hash.h"
 #include "format/base/secret.h"
 #include "format/identity.h"
 #include "format/lane.h"
@@ -111,6 +112,8 @@ struct frame {
     struct frame_header header;
     const uint8_t *payload; /* never NULL */
     bool sunk;              /* the payload went to the sink, and payload is no more than a pointer */
+    bool summed;            /* a chunk that came to a server on a lane: tail_hash was taken as it came */
+    struct hash128 tail_hash;
 };
 #define CHUNK_MESSAGE_BYTES 60 /* msg_segment_chunk as encoded: 16 + 4 + 40 */
 /* 1: *out is filled; 0: more input is needed; <0: broken, ERR_PROTOCOL, ERR_VERSION or ERR_LIMIT. Call again

@@ -198,7 +198,7 @@ static void call_timer(struct loop_timer *t)
 }
 
 /* Are the tail's bytes what their entry says? Here, so that the store's thread need not look at them. */
-static int check_chunk(const struct call *c, struct err *e)
+static int check_chunk(const struct call *c, const struct frame *f, struct err *e)
 {
     struct rcur in = rcur_of(c->r.payload.p, c->r.payload.n);
     struct msg_segment_chunk m;
@@ -215,7 +215,7 @@ static int check_chunk(const struct call *c, struct err *e)
         return err_set(e, ERR_PROTOCOL, "segment %s, chunk %u: its entry says %u bytes and %zu came with it",
                        segment, m.number, entry.stored_bytes, in.left);
     check(in.left == 0 || (uintptr_t)in.p % BLOCK_BYTES == 0); /* as channel.h promises */
-    struct hash128 found = hash128(in.p, in.left);
+    struct hash128 found = f->summed ? f->tail_hash : hash128(in.p, in.left);
     if (in.left == 0 || memcmp(&found, &entry.stored_hash, sizeof found) == 0)
         return 0;
     metric_add(METRIC_chunks_refused, 1);
@@ -265,7 +265,7 @@ void call_handle(struct session *s, const struct op_entry *op, struct frame *f)
     c->item.admit = admitted;
     if (op->opcode == OP_JOIN)
         r->deadline_ms = join_deadline(c);
-    if (op->opcode == OP_SEGMENT_CHUNK && check_chunk(c, &e) < 0) {
+    if (op->opcode == OP_SEGMENT_CHUNK && check_chunk(c, f, &e) < 0) {
         request_fail(r, &e);
         call_free(c);
         return;

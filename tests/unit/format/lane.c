@@ -457,6 +457,9 @@ static void lent_tails_travel(void **state)
         assert_int_equal(f.header.payload_bytes, 7 + LENT_BYTES);
         assert_memory_equal(f.payload, "message", 7);
         assert_memory_equal(f.payload + 7, pattern, LENT_BYTES);
+        struct hash128 want = hash128(f.payload + CHUNK_MESSAGE_BYTES, 7 + LENT_BYTES - CHUNK_MESSAGE_BYTES);
+        assert_true(f.summed); /* what lies behind a chunk's message, in whatever pieces it came */
+        assert_memory_equal(&f.tail_hash, &want, sizeof want);
         channel_frame_done(l.server);
         /* Small ones are copied at once, and frames behind are in order. */
         assert_int_equal(channel_lend(l.client, &h, slice_str("small"), SLICE(pattern, 100), &e), 0);
