@@ -251,6 +251,11 @@ static int fetch_all(struct chunk_sink *s, struct conn *conn, enum part_class cl
         uint64_t now = clock_ms();
         if (s->next > before)
             give_up = 0; /* progress: patience starts anew */
+        if (rc == -ETIMEDOUT &&
+            class != PART_AGAIN) { /* a request that is dropped on a lane is never answered */
+            class = PART_AGAIN;
+            rc = 0;
+        }
         if (rc == -ECONNRESET && (!give_up || now < give_up)) {
             if (!give_up)
                 give_up = now + conn_reconnect_ms(conn);
