@@ -50,7 +50,9 @@ int larder_batch_dlpack(struct larder_batch *b, size_t sample, const char *field
     struct err e = {0};
     struct larder_feed *f = b->feed;
     struct exported *x = calloc(1, sizeof *x);
-    int rc = x ? rows_of(b, sample, field, x, &e) : err_set(&e, ERR_NO_MEMORY, "no memory for a tensor");
+    int rc = client_enter(f->client, &e);
+    if (rc == 0)
+        rc = x ? rows_of(b, sample, field, x, &e) : err_set(&e, ERR_NO_MEMORY, "no memory for a tensor");
     if (rc < 0) {
         free(x);
         return client_leave(rc, &e, error);

@@ -413,9 +413,9 @@ int larder_batch_wait(struct larder_batch *b, void *stream, struct larder_error 
 {
     struct err e = {0};
     struct larder_feed *f = b->feed;
-    int rc = 0;
-    if (!b->event)
-        return client_leave(0, &e, error);
+    int rc = client_enter(f->client, &e);
+    if (rc < 0 || !b->event)
+        return client_leave(rc, &e, error);
     pthread_mutex_lock(&f->lock);
     rc = memory_caller_after(stream, b->event, &e);
     pthread_mutex_unlock(&f->lock);
