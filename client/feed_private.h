@@ -13,8 +13,8 @@
  *
  * Memory: depth_bytes of pinned memory for the samples of batches ahead and of those the consumer holds
  * (feed_arena.h); for imported datasets as much again, at least 16 MiB, for chunks on their way and decoded
- * ones that may be wanted again, and a quarter more, all of it with spare buffers (feed_chunks.c); beside them
- * sample indexes, and descriptions of batches, up to a quarter of depth_bytes or two batches.
+ * ones that may be wanted again, and a quarter more, all of it with spare buffers (feed_chunks.c); beside
+ * them sample indexes, and descriptions of batches, up to a quarter of depth_bytes or two batches.
  *
  * One lock guards everything that more than one of them touches. It is taken before the dataset's locks and
  * those of connections, and held only for bookkeeping: no copying, decoding or asking happens under it.

@@ -82,7 +82,8 @@ int landing_room(struct landing *l, uint8_t **slot, struct err *e)
         *e = l->first;
     pthread_mutex_unlock(&l->lock);
     struct slot *s = container_of(it, struct slot, link);
-    int waited = flies ? wait_slot(l, s, bound, rc < 0 ? &(struct err){0} : e) : 0;
+    struct err second;
+    int waited = flies ? wait_slot(l, s, bound, rc < 0 ? &second : e) : 0;
     rc = rc < 0 ? rc : waited;
     if (rc == 0) {
         *slot = s->memory;

@@ -411,7 +411,8 @@ static void retire(struct larder_save *s)
     pthread_mutex_unlock(&v->lock);
 }
 
-/* The first save makes the connection: not while the trainer waits for the copy, which has use for the cores. */
+/* The first save makes the connection: not while the trainer waits for the copy, which has use for the cores.
+ */
 static void wait_for_copy(struct larder_save *s)
 {
     struct saver *v = s->saver;

@@ -93,7 +93,7 @@ void memory_probe(enum memory_kind kind, struct memory_probe *out)
 
 int memory_describe(enum memory_kind kind, int ordinal, struct memory_info *out, struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     int rc = usable_check(kind, ordinal, e);
     return rc < 0 ? rc : kinds[kind]->describe(ordinal, out, e ? e : &own);
 }
@@ -101,7 +101,7 @@ int memory_describe(enum memory_kind kind, int ordinal, struct memory_info *out,
 int memory_where(const void *p, struct memory_pointer *out, struct err *e)
 {
     struct memory_probe found;
-    struct err own;
+    struct err own = {0};
     *out = (struct memory_pointer){.kind = MEMORY_HOST};
     for (unsigned k = MEMORY_HOST + 1; k < MEMORY_KIND_COUNT; k++) {
         memory_probe(k, &found);
@@ -135,7 +135,7 @@ static int leave(struct memory *m, int rc, const struct err *e)
 
 int memory_open(enum memory_kind kind, int ordinal, struct memory **out, struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     e = e ? e : &own;
     int rc = usable_check(kind, ordinal, e);
     if (rc < 0)
@@ -195,7 +195,7 @@ int memory_lost(struct memory *m, struct err *e)
 
 int memory_check(struct memory *m, const void *p, size_t n, struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     e = e ? e : &own;
     check(n > 0);
     int rc = enter(m, e);
@@ -204,7 +204,7 @@ int memory_check(struct memory *m, const void *p, size_t n, struct err *e)
 
 int memory_alloc(struct memory *m, size_t bytes, void **out, struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     e = e ? e : &own;
     check(bytes > 0);
     int rc = enter(m, e);
@@ -220,7 +220,7 @@ void memory_free(struct memory *m, void *p)
 
 int memory_register(struct memory *m, void *p, size_t bytes, struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     e = e ? e : &own;
     check(p && bytes > 0);
     int rc = enter(m, e);
@@ -237,7 +237,7 @@ void memory_unregister(struct memory *m, void *p)
 
 int memory_event_create(struct memory *m, struct memory_event **out, struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     e = e ? e : &own;
     int rc = enter(m, e);
     if (rc < 0)
@@ -280,14 +280,14 @@ static int record(struct memory_event *v, void *stream, struct err *e)
 
 int memory_event_record(struct memory_event *v, struct memory_stream *s, struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     check(v->m == s->m);
     return record(v, s->handle, e ? e : &own);
 }
 
 int memory_event_query(struct memory_event *v, struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     e = e ? e : &own;
     int rc = enter(v->m, e);
     return rc < 0 ? rc : leave(v->m, v->m->ops->event_query(v->m->device, v->handle, e), e);
@@ -325,7 +325,7 @@ int memory_event_wait(struct memory_event *v, unsigned timeout_ms, struct err *e
 
 int memory_stream_create(struct memory *m, struct memory_stream **out, struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     e = e ? e : &own;
     int rc = enter(m, e);
     if (rc < 0)
@@ -383,7 +383,7 @@ static int after(struct memory *m, void *stream, struct memory_event *v, struct 
 
 int memory_stream_after(struct memory_stream *s, struct memory_event *v, struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     check(s->m->kind == v->m->kind);
     return after(s->m, s->handle, v, e ? e : &own);
 }
@@ -396,7 +396,7 @@ static int caller_check(struct memory *m, void *caller_stream, struct err *e)
 
 int memory_stream_after_caller(struct memory_stream *s, void *caller_stream, struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     e = e ? e : &own;
     int rc = caller_check(s->m, caller_stream, e);
     if (rc == 0)
@@ -406,7 +406,7 @@ int memory_stream_after_caller(struct memory_stream *s, void *caller_stream, str
 
 int memory_caller_after(void *caller_stream, struct memory_event *v, struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     e = e ? e : &own;
     int rc = caller_check(v->m, caller_stream, e);
     return rc < 0 ? rc : after(v->m, caller_stream, v, e);
@@ -456,7 +456,7 @@ bool memory_box_fits(const struct memory *m, const struct memory_box *b)
 int memory_copy_box(struct memory_stream *s, enum memory_direction d, const struct memory_box *b,
                     struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     struct memory *m = s->m;
     struct memory_box folded = *b;
     e = e ? e : &own;
@@ -481,7 +481,7 @@ int memory_copy(struct memory_stream *s, enum memory_direction d, void *to, cons
 
 int memory_call(struct memory *m, int (*f)(void *arg, struct err *e), void *arg, struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     e = e ? e : &own;
     int rc = enter(m, e);
     return rc < 0 ? rc : leave(m, m->ops->call(m->device, f, arg, e), e);
@@ -491,7 +491,7 @@ int memory_call(struct memory *m, int (*f)(void *arg, struct err *e), void *arg,
 
 int memory_module_load(struct memory *m, const void *image, struct memory_module **out, struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     e = e ? e : &own;
     int rc = enter(m, e);
     if (rc < 0)
@@ -522,7 +522,7 @@ void memory_module_unload(struct memory_module *x)
 
 int memory_module_function(struct memory_module *x, const char *name, void **out, struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     struct memory *m = x->m;
     e = e ? e : &own;
     int rc = enter(m, e);
@@ -532,7 +532,7 @@ int memory_module_function(struct memory_module *x, const char *name, void **out
 int memory_launch(struct memory_stream *s, void *function, const struct memory_launch *l, void **arguments,
                   struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     struct memory *m = s->m;
     e = e ? e : &own;
     int rc = enter(m, e);

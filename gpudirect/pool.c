@@ -167,7 +167,7 @@ static int register_all(struct pool *p, struct err *e)
 
 int pool_register(struct pool *p, struct memory *m, struct err *e)
 {
-    struct err own;
+    struct err own = {0};
     e = e ? e : &own;
     if (memory_kind(m) == MEMORY_HOST)
         return 0;

@@ -8,7 +8,7 @@
 #include "tools/ui.h"
 
 #define THREADS_MAX  256u
-#define NUMBERS      4096u /* of each thread: they stay in the nearest cache */
+#define NUMBERS      4096u  /* of each thread: they stay in the nearest cache */
 #define PASSES       20000u /* over them in one step: a few tens of milliseconds */
 #define ALIGN_FLOATS 64
 

@@ -5,8 +5,8 @@
  * all has ended well. A seed is a whole history: one that fails is played again alone, with a trace, and made
  * smaller as long as it still fails.
  *
- * Or one thing goes wrong in each history of a plan (images.h): the power fails after one change of the disk, one
- * operation of the disk fails, or a connection breaks at one byte of a commit.
+ * Or one thing goes wrong in each history of a plan (images.h): the power fails after one change of the disk,
+ * one operation of the disk fails, or a connection breaks at one byte of a commit.
  *
  *   campaign [--from S] [--seeds N] [--seconds T] [--jobs N] [--stop]    many; --stop: until one fails
  *   campaign --images N | --sites N | --cuts N  [--seeds N] ...          so many histories of a seed; 0: all
