@@ -42,6 +42,24 @@ static void strings_free(struct strings *s)
     free(s->slots);
 }
 
+static void fit(struct buf *b)
+{
+    uint8_t *p = b->n ? realloc(b->p, b->n) : NULL;
+    if (!p)
+        return;
+    b->p = p;
+    b->cap = b->n;
+}
+
+/* Nothing is added, or looked up by its text, any more: gives back what only that needs. */
+static void strings_settle(struct strings *s)
+{
+    free(s->slots);
+    s->slots = NULL;
+    fit(&s->text);
+    fit(&s->ends);
+}
+
 static size_t slot_of(const struct strings *s, struct slice x)
 {
     size_t i = hash64(x.p, x.n) & s->mask;
@@ -461,9 +479,14 @@ int samples_decode(const void *p, size_t n, uint64_t shard_bytes, struct samples
         return err_set(e, ERR_NO_MEMORY, "no memory for a sample index");
     struct rcur c = rcur_of(body.p, body.n);
     r = body_take(&c, s, shard_bytes, e);
-    if (r < 0)
+    if (r < 0) {
         samples_free(s);
-    else
-        *out = s;
-    return r;
+        return r;
+    }
+    strings_settle(&s->keys);
+    strings_settle(&s->names);
+    fit(&s->fields);
+    fit(&s->firsts);
+    *out = s;
+    return 0;
 }
