@@ -100,6 +100,7 @@ static int open_feed(struct world *w, const char *local_dir, struct larder_feed 
     o.dataset = "published";
     o.seed = 7;
     o.global_batch = BATCH;
+    o.depth_bytes = 1 << 20; /* a quarter of the data: not all can be read ahead */
     o.local_dir = local_dir;
     return larder_feed_open(w->client, &o, out, e);
 }
