@@ -6,7 +6,8 @@
  *
  * Memory is bounded by the limits: a session holds at most
  *   RECEIVE_BYTES (socket buffer) + one frame being received
- *   + session_payload_bytes_max (payloads of requests in flight; nothing more is received beyond it)
+ *   + session_payload_bytes_max (payloads of requests in flight; nothing more is received beyond it; of all
+ *     sessions together 64 MiB, beyond which each has no more than one)
  *   + twice OUTPUT_HIGH_BYTES (being sent) + 1 MiB (being read),
  * times sessions_max (bulk lanes are sessions too). What was read from disk and is not yet sent lies in
  * read_cache_bytes, all sessions together, each with up to session_read_bytes_max of it; a session that finds

@@ -175,7 +175,12 @@ static void refuse(struct session *s, const struct err *e)
 /* More requests may be taken only while what they made us hold stays bounded. */
 static bool held_back(const struct session *s)
 {
-    return s->payload_bytes >= s->w->server->limits.session_payload_bytes_max ||
+    struct server *sv = s->w->server;
+    /* A session without a request may always bring one: what frees the others' memory is not its to wait for.
+     */
+    if (s->payload_bytes > 0 && atomic_load(&sv->payload_bytes) >= PAYLOADS_BYTES_MAX)
+        return true;
+    return s->payload_bytes >= sv->limits.session_payload_bytes_max ||
            session_output_bytes(s) > OUTPUT_STOP_BYTES;
 }
 
@@ -541,6 +546,7 @@ struct request *request_begin(struct session *s, const struct op_entry *op, stru
     list_add_tail(&s->requests, &r->link);
     s->request_count++;
     s->payload_bytes += r->payload.n;
+    atomic_fetch_add(&s->w->server->payload_bytes, r->payload.n);
     metric_add(METRIC_requests_total, 1);
     metric_add(METRIC_requests_in_flight, 1);
     return r;
@@ -612,6 +618,7 @@ void request_free(struct request *r)
     check(r->answered);
     list_del(&r->link);
     s->payload_bytes -= r->payload.n;
+    atomic_fetch_sub(&s->w->server->payload_bytes, r->payload.n);
     payload_give(s->w, r->memory);
     free(r);
 }

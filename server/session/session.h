@@ -31,6 +31,8 @@
 
 /* Buffers for whole frames that a worker keeps once they were needed. */
 #define PAYLOADS_KEPT_MAX 16u
+/* Payloads of all sessions: beyond that, each has no more than one. */
+#define PAYLOADS_BYTES_MAX (64u << 20)
 
 struct json_t;
 struct op_entry;
@@ -104,6 +106,7 @@ struct server {
     struct tenants_refresh *refresh; /* of the tenants' weights, in flight */
     bool refresh_again;
     _Atomic uint32_t session_count;
+    _Atomic uint64_t payload_bytes; /* of requests, all sessions together */
     _Atomic uint64_t session_number;
     struct extents *extents; /* what was read */
     struct lane_table *lanes;
