@@ -57,6 +57,19 @@ const struct damage *damage_of_commit(const struct store *s, const struct run *r
     return best;
 }
 
+const struct damage *damage_of_tenant(const struct store *s, const char *tenant)
+{
+    char record[OBJECT_NAME_BYTES];
+    name_of_tenant(tenant, record);
+    size_t n = strlen(record) - strlen("/tenant");
+    list_for_each (it, &s->damages) {
+        const struct damage *d = container_of(it, struct damage, link);
+        if (strncmp(d->name, record, n) == 0 && (d->name[n] == '\0' || strcmp(d->name + n, "/tenant") == 0))
+            return d;
+    }
+    return NULL;
+}
+
 const struct damage *damage_of_some_run(const struct tenant *t, const struct store *s)
 {
     char begin[OBJECT_NAME_BYTES];

@@ -253,6 +253,8 @@ void store_report_damaged(struct store *s, const char *name, const struct err *w
 void damage_forget(struct store *s, const struct run *r); /* it was destroyed */
 /* The damaged commit record of the run with the least sequence above `above`; NULL: none. */
 const struct damage *damage_of_commit(const struct store *s, const struct run *r, uint64_t above);
+/* The record of a tenant that cannot be read, or its folder if that lacks one; NULL: as below. */
+const struct damage *damage_of_tenant(const struct store *s, const char *tenant);
 /* The record of a run that cannot be read; NULL: it can, or there is none. */
 const struct damage *damage_of_run(const struct tenant *t, const struct store *s, unsigned kind,
                                    struct slice name);

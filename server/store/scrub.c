@@ -3,8 +3,8 @@
  * Scrub: everything that commit records promise is read back from the medium and compared, without keys and
  * without ever writing. Memory is bounded: one buffer of a chunk and one window of a chunk table.
  *
- *   for each run, each commit:  the record; for each part: length, header, trailer, digest of the index, and
- *   at level data every chunk: XXH3-128 of what is stored, and zeros up to the next border
+ *   for each run, each commit:  the record; for each part: length, header, trailer, digest of the index and
+ * zeros behind it, and at level data every chunk: XXH3-128 of what is stored, and zeros up to the next border
  *
  * What does not match is read once more, past the cache, before it is called damaged. A commit that prune
  * removes meanwhile is skipped.
@@ -282,13 +282,26 @@ static void segment_good(struct task *t)
         item(t, NOT_A_CHUNK, 0, x->part.segment_bytes, NULL, next_part);
 }
 
+static int padding_is_zero(const struct scrub *x, size_t from, size_t to, struct err *why)
+{
+    for (size_t i = from; i < to; i++)
+        if (x->buffer[i] != 0)
+            return err_set(why, ERR_CORRUPT, "padding behind the index, at offset %" PRIu64 ", is not zero",
+                           x->trailer.index_offset + x->hashed + i);
+    return 0;
+}
+
 static void index_read(struct task *t)
 {
     struct scrub *x = t->own;
     struct err why = {0};
     uint64_t left = x->trailer.index_bytes - x->hashed;
     size_t n = left < CHUNK_PLAIN_BYTES_MAX ? (size_t)left : CHUNK_PLAIN_BYTES_MAX;
-    if (read_fully(t, n, &why) < 0) {
+    size_t padded = (size_t)block_align(n);
+    int rc = read_fully(t, padded, &why);
+    if (rc == 0)
+        rc = padding_is_zero(x, n, padded, &why);
+    if (rc < 0) {
         suspicion(t, NOT_A_CHUNK, x->trailer.index_offset + x->hashed, n, &why, index_start, next_part);
         return;
     }

@@ -36,6 +36,22 @@ static const struct handler {
     [OP_SCRUB] = {.start = do_scrub},
 };
 
+/* Nobody is told that a tenant is unknown whose record is there and cannot be read. */
+static void task_fail_no_tenant(struct task *t)
+{
+    const char *name = t->op->tenant;
+    const struct damage *d = damage_of_tenant(t->s, name);
+    if (d)
+        task_fail(
+            t, ERR_CORRUPT,
+            "the record of tenant %s, %s, cannot be read (%s); repair it from a copy and restart the server",
+            name, d->name, d->why.text);
+    else
+        task_fail(t, ERR_NOT_FOUND,
+                  "tenant %s is not registered with this server; an admin adds it with: larder tenant add %s",
+                  name, name);
+}
+
 void store_submit(struct store *s, struct store_op *op)
 {
     op->reply = (struct buf){.max = PAYLOAD_MAX};
@@ -60,9 +76,7 @@ void store_submit(struct store *s, struct store_op *op)
                   "the disk, reboot, and start larderd again",
                   s->read_only_reason);
     } else if (!(t->tenant = tenant_find(s, op->tenant)) && !h->any_tenant) {
-        task_fail(t, ERR_NOT_FOUND,
-                  "tenant %s is not registered with this server; an admin adds it with: larder tenant add %s",
-                  op->tenant, op->tenant);
+        task_fail_no_tenant(t);
     } else {
         h->start(t);
     }

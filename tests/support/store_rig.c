@@ -9,6 +9,7 @@
 
 #include "format/commit.h"
 #include "format/index.h"
+#include "format/seal.h"
 #include "server/io/ring.h"
 #include "tests/support/folder.h"
 
@@ -384,6 +385,15 @@ enum err_class rig_attempt(struct store_rig *r, const struct id *run, const stru
 
 /* ---- parts ---- */
 
+/* What stands behind the public part, but for room for the tag, becomes the sealed part. */
+static void seal_whole_index(const struct seal *seal, struct seal_state *st, struct buf *index,
+                             size_t public_bytes)
+{
+    uint8_t digest[SHA256_BYTES], *sealed = index->p + public_bytes;
+    sha256(index->p, public_bytes, digest);
+    check(seal_index(seal, st, digest, sealed, index->n - public_bytes - TAG_BYTES, sealed, NULL) == 0);
+}
+
 void rig_part_make(struct store_rig *r, struct rig_part *p)
 {
     struct segment_header h = {
@@ -400,6 +410,9 @@ void rig_part_make(struct store_rig *r, struct rig_part *p)
     store_rig_random(r, h.salt, sizeof h.salt);
     store_rig_random(r, h.commitment, sizeof h.commitment);
     h.dek_id = store_rig_id(r);
+    struct seal *seal = NULL;
+    struct seal_state *st = seal_state_create();
+    check(st && (!r->dek || seal_create(r->dek, &h, p->chunks, &seal, NULL) == 0));
     p->segment = h.segment_id;
     segment_header_encode(&h, p->header);
     p->chunk = calloc(p->chunks + 1u, sizeof *p->chunk);
@@ -419,6 +432,9 @@ void rig_part_make(struct store_rig *r, struct rig_part *p)
                                           .plain_bytes = zero ? 4096 : c->n - TAG_BYTES,
                                           .codec = zero ? CODEC_ZERO : CODEC_RAW,
                                           .dtype = DTYPE_U8};
+        if (!zero && seal)
+            check(seal_chunk(seal, st, i, c->n - TAG_BYTES, CODEC_RAW, DTYPE_U8, c->bytes, c->n - TAG_BYTES,
+                             c->bytes, NULL, NULL) == 0);
         if (!zero)
             entries[i].stored_hash = hash128(c->bytes, c->n);
         chunk_entry_encode(&entries[i], c->entry);
@@ -433,10 +449,15 @@ void rig_part_make(struct store_rig *r, struct rig_part *p)
                                 .chunks = p->chunks};
     for (uint32_t i = 0; i < p->index_extra + 40; i++)
         buf_u8(&p->index, (uint8_t)(i * 31));
+    if (seal)
+        seal_whole_index(seal, st, &p->index, (size_t)t.index_public_bytes);
     t.index_bytes = p->index.n;
     t.file_bytes = block_align(at + p->index.n) + BLOCK_BYTES;
     sha256(p->index.p, p->index.n, t.index_digest);
+    check(!seal || seal_trailer(seal, st, &t, NULL) == 0);
     segment_trailer_encode(&t, p->trailer);
+    seal_state_free(st);
+    seal_free(seal);
     memcpy(p->index_digest, t.index_digest, SHA256_BYTES);
     p->file_bytes = t.file_bytes;
     p->reserve_bytes = t.file_bytes + 5 * BLOCK_BYTES;

@@ -6,6 +6,7 @@
 #ifndef LARDER_TEST_STORE_RIG_H
 #define LARDER_TEST_STORE_RIG_H
 
+#include "format/keys.h"
 #include "server/io/sim.h"
 #include "server/store/store.h"
 
@@ -26,7 +27,8 @@ struct store_rig {
     char folder[128];
     int anchor[2];
     uint64_t random;
-    const char *tenant; /* of the calls */
+    const char *tenant;    /* of the calls */
+    const struct dek *dek; /* seals the parts that are made; NULL: random bytes stand for sealed ones */
     enum client_role role;
 };
 
