@@ -53,7 +53,7 @@ DEMO := $(call objects,$(wildcard tools/demo/*.c))
 PROGRAMS := $(if $(wildcard server/main.c),$(BUILD)/larderd) \
             $(if $(wildcard client/larder.map),$(BUILD)/liblarder.so $(BUILD)/larder $(BUILD)/larder-demo)
 
-.PHONY: all check demo bench bench-weights bench-peers fuzz sim stress tidy install uninstall deps clean help tests
+.PHONY: all check demo bench bench-weights bench-peers fuzz sim soak stress tidy install uninstall deps clean help tests
 .SUFFIXES:
 .SECONDARY:
 
@@ -70,7 +70,8 @@ help:
 	    'make bench-feed   what the feed is meant to reach, as ratios of runs that take turns' \
 	    'make bench-nginx  the same files by larderd and by nginx, in one run (installs nginx-light and curl)' \
 	    'make sim          thousands of seeds on the simulator' \
-	    'make stress       10,000 saves from devices (the stand-in), each overwritten at once; SAVES=n' \
+	    'make soak         every proof for its share of HOURS=h (1), and a table of what it reached; T=word' \
+    'make stress       10,000 saves from devices (the stand-in), each overwritten at once; SAVES=n' \
 	    'make fuzz         every fuzz target; FUZZ_SECONDS=n, T=word' \
 	    'make tidy         cppcheck, formatting and the checks of the house rules' \
 	    'make install      below PREFIX (/usr/local), DESTDIR before it; make uninstall takes it away' \
@@ -146,6 +147,9 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(SUPPORT) $(SERVER) $(CLIENT) $(GPUDIR
 	$(Q)mkdir -p $(@D)
 	$(Q)$(LINK) $^ -o $@ -lcmocka $(FORMAT_LIBS) $(SERVER_LIBS) $(CLIENT_LIBS)
 
+# An oracle stands between this one and the cipher.
+$(BUILD)/tests/fault/nonces: LDFLAGS += -Wl,--wrap=EVP_CipherInit_ex -Wl,--wrap=EVP_CIPHER_CTX_free
+
 # Those of the tools get the tools' own objects too, without the two mains.
 $(BUILD)/tests/unit/tools/%: $(BUILD)/obj/tests/unit/tools/%.o $(filter-out %/larder.o,$(TOOLS)) $(filter-out %/main.o,$(DEMO)) $(FORMAT) $(BUILD)/liblarder.so
 	$(call say,LINK,$@)
@@ -208,6 +212,11 @@ SEEDS ?= 1000
 FROM ?= 1
 sim: $(BUILD)/tests/sim/campaign
 	$(Q)$(BUILD)/tests/sim/campaign --from $(FROM) --seeds $(SEEDS)
+
+# Every proof for its share of HOURS; T=word: only those. Ends with a table and "N proofs, N failed".
+HOURS ?= 1
+soak: tests
+	$(Q)BUILD=$(BUILD) tests/soak/run --hours $(HOURS) $(T)
 
 # Saves 10,000 times from devices that are late, overwriting what was saved behind each fence; minutes.
 stress: all $(BUILD)/tests/fault/overwrite $(STANDINS)

@@ -76,6 +76,7 @@ static void play(const struct plan *p, struct tally *sum)
 {
     static struct world w;
     world_play(&w, p, NULL);
+    w.tally.pruned = w.tally.prunes > 0 && w.tally.crashes > 0 && w.tally.stops > 0;
     tally_add(sum, &w.tally);
 }
 
@@ -300,15 +301,17 @@ static int summary(const struct campaign *c)
     }
 #define N(x) (unsigned long long)(x)
     printf("seeds %llu from %llu (%llu played twice), events %llu, answers %llu of which errors %llu, "
-           "commits %llu, restores %llu, prunes %llu; server: starts %llu, crashes %llu, stops %llu; ranks "
+           "commits %llu, restores %llu, prunes %llu, histories with prunes beside kill and stop %llu; "
+           "server: starts %llu, crashes %llu, stops %llu; ranks "
            "killed %llu, "
            "attempts left running %llu; faults: cuts %llu, read %llu, write %llu, sync %llu, no space %llu, "
            "short %llu; key rotations %llu, crash images %llu, fault sites and cuts %llu: %llu passed, %llu "
            "failed\n",
            N(seeds + c->failed), N(c->from), N(traced), N(t.events), N(t.answers), N(t.errors), N(t.commits),
-           N(t.restores), N(t.prunes), N(t.starts), N(t.crashes), N(t.stops), N(t.kills), N(t.zombies),
-           N(t.cuts), N(t.read_errors), N(t.write_errors), N(t.sync_errors), N(t.no_space), N(t.shorts),
-           N(t.rotations), N(t.images), N(t.sites), N(one_thing ? t.images + t.sites : seeds), N(c->failed));
+           N(t.restores), N(t.prunes), N(t.pruned), N(t.starts), N(t.crashes), N(t.stops), N(t.kills),
+           N(t.zombies), N(t.cuts), N(t.read_errors), N(t.write_errors), N(t.sync_errors), N(t.no_space),
+           N(t.shorts), N(t.rotations), N(t.images), N(t.sites), N(one_thing ? t.images + t.sites : seeds),
+           N(c->failed));
 #undef N
     return c->failed ? 1 : 0;
 }

@@ -15,7 +15,7 @@
 /* What a seed reached; all 64 bits wide, so that they can be added up. */
 struct tally {
     uint64_t events, answers, errors, commits, restores, prunes, starts, crashes, stops, kills, zombies,
-        rotations, images, sites;
+        rotations, images, sites, pruned; /* pruned: worlds with a prune, a crash and a stop */
     uint64_t cuts, read_errors, write_errors, no_space, sync_errors, shorts;
 };
 

@@ -144,7 +144,7 @@ static void store_unmake(void)
 static int setup(void **state)
 {
     (void)state;
-    store_make(11);
+    store_make(number_of("LARDER_TEST_SEED", 11));
     return 0;
 }
 
@@ -516,7 +516,7 @@ static void clean_stores_raise_no_alarm(void **state)
     assert_in_range(stores, 1, DAMAGES_MAX);
     for (uint64_t i = 0; i < stores; i++) {
         struct store_stats stats;
-        store_make(1000 + i);
+        store_make(number_of("LARDER_TEST_SEED", 1000) + i);
         for (int restarted = 0; restarted < 2; restarted++) {
             for (int level = SCRUB_STRUCTURE; level <= SCRUB_DATA; level++) {
                 struct findings f = scrub_all((enum scrub_level)level);

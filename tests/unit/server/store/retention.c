@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Goal: prune keeps what the rules say and never loses the last good commit. Method: known cases, and random
- * histories and rules against a model that follows the words of retention.h one by one.
+ * histories and rules (LARDER_TEST_SEQUENCES, 10,000) against a model that follows the words of retention.h
+ * one by one.
  */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -85,9 +87,12 @@ static bool model_keeps(const struct retention_rule *rule, const struct retentio
 static void random_histories_follow_the_model(void **state)
 {
     (void)state;
+    const char *given = getenv("LARDER_TEST_SEED"), *count = getenv("LARDER_TEST_SEQUENCES");
+    uint64_t rounds = count ? strtoull(count, NULL, 10) : 10000;
+    seed = given ? strtoull(given, NULL, 10) | 1 : seed;
     print_message("seed %llu\n", (unsigned long long)seed);
     size_t removed = 0, kept = 0;
-    for (int round = 0; round < 10000; round++) {
+    for (uint64_t round = 0; round < rounds; round++) {
         struct retention_item x[24];
         size_t n = next_random(25);
         uint64_t sequence = 0;
@@ -107,7 +112,8 @@ static void random_histories_follow_the_model(void **state)
         for (size_t i = 0; i < n; i++) {
             bool removes = retention_removes(x[i].reason);
             if (removes == model_keeps(&rule, x, n, i))
-                fail_msg("round %d, item %zu of %zu: reason %d", round, i, n, x[i].reason);
+                fail_msg("round %llu, item %zu of %zu: reason %d", (unsigned long long)round, i, n,
+                         x[i].reason);
             had_good |= !x[i].bad;
             has_good |= !x[i].bad && !removes;
             removed += removes;
@@ -115,7 +121,8 @@ static void random_histories_follow_the_model(void **state)
         }
         assert_int_equal(had_good, has_good); /* C5 */
     }
-    assert_true(removed > 10000 && kept > 10000); /* both were tried */
+    assert_true(removed > rounds && kept > rounds); /* both were tried */
+    print_message("%llu sequences\n", (unsigned long long)rounds);
 }
 
 int main(void)
