@@ -111,7 +111,7 @@ static bool kept_busy(const struct feed_bench *b, uint32_t n, const struct feed_
 
 static uint32_t most_possible(const struct feed_bench *b)
 {
-    double n = 1.1 * b->bound_gbps / workload_gbps(&b->workload) / b->workload.reach;
+    double n = 2 * b->bound_gbps / workload_gbps(&b->workload); /* equal reads of several may be joined */
     return n < 1 ? 1 : n > ACCELERATORS_MAX ? ACCELERATORS_MAX : (uint32_t)n;
 }
 
