@@ -28,7 +28,7 @@
 #include "server/io/loop.h"
 
 #define EXTENT_BYTES_MAX (1u << 20)
-#define EXTENT_KEPT_MS   10000u /* since it was read */
+#define EXTENT_KEPT_MS   60000u /* since it was read */
 
 struct extents;
 

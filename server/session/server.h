@@ -58,7 +58,7 @@ struct server_limits {
     uint64_t session_payload_bytes_max; /* [64 MiB] */
     uint64_t session_read_bytes_max;    /* [8 MiB] */
     uint64_t in_flight_bytes_max;       /* [64 MiB] disk operations of one loop */
-    uint64_t read_cache_bytes;          /* [64 MiB] of all loops; taken at start (extents.h) */
+    uint64_t read_cache_bytes;          /* [128 MiB] of all loops; taken at start (extents.h) */
     uint64_t sample_index_bytes_max;    /* [64 MiB] cached sample indexes of published shards, each loop */
     uint32_t handshake_ms;              /* [10 s] from accept to hello */
     uint32_t deadline_ms;               /* [30 s] of requests that name none */
