@@ -77,6 +77,8 @@ void lane_mac_begin(struct lane_mac *m)
 /* Poly1305 goes at a third of its speed from the first incomplete block on: none is shown to it. */
 void lane_mac_add(struct lane_mac *m, struct slice part)
 {
+    if (part.n == 0)
+        return;
     if (m->carried > 0 || part.n < BLOCK) {
         size_t n = BLOCK - m->carried < part.n ? BLOCK - m->carried : part.n;
         if (n > 0)
