@@ -63,23 +63,16 @@ int device_get_staged(struct larder *c, int ordinal, struct device **out, struct
     return rc < 0 ? err_prepend(e, "device %d", ordinal) : 0;
 }
 
-bool device_any(struct larder *c)
+/* A device that is not well must not keep the host's memory from being saved: only what is known counts. */
+int device_check(struct device *d, const uint8_t *low, const uint8_t *high, struct err *e)
 {
-    pthread_mutex_lock(&c->device_lock);
-    bool any = c->devices != NULL;
-    pthread_mutex_unlock(&c->device_lock);
-    return any;
-}
-
-int device_check(struct larder *c, struct device *d, const uint8_t *low, const uint8_t *high, struct err *e)
-{
-    struct memory_pointer p = {.kind = MEMORY_HOST};
+    struct memory_pointer p;
     if (d)
         return memory_check(d->memory, low, (size_t)(high - low), e);
-    int rc = device_any(c) ? memory_where(low, &p, e) : 0;
-    if (rc < 0 || p.kind == MEMORY_HOST || p.managed)
-        return rc;
-    return err_set(e, ERR_INVALID, "it lies on CUDA device %d, not in host memory; say so in `memory`",
+    if (memory_where(low, &p, NULL) < 0 || p.kind == MEMORY_HOST || p.managed)
+        return 0;
+    return err_set(e, ERR_INVALID,
+                   "it lies on CUDA device %d, not in host memory; say so in the `memory` of a tensor",
                    p.ordinal);
 }
 

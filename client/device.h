@@ -29,11 +29,8 @@ struct device {
 must_check int device_get(struct larder *c, int ordinal, struct device **out, struct err *e);
 /* The same, for saves: staging memory is registered with it, once. */
 must_check int device_get_staged(struct larder *c, int ordinal, struct device **out, struct err *e);
-/* Has any been opened? Then memory may be a device's. */
-bool device_any(struct larder *c);
 /* Is [low, high) memory of the device, or (NULL) of none? ERR_INVALID says what it is instead. */
-must_check int device_check(struct larder *c, struct device *d, const uint8_t *low, const uint8_t *high,
-                            struct err *e);
+must_check int device_check(struct device *d, const uint8_t *low, const uint8_t *high, struct err *e);
 /* For memory that a device may still write to or read: it stays where it is, registered, until the process
  * ends, and with it what it needs. NULL allowed. */
 void device_keep(struct pool *p, void *needs);

@@ -293,7 +293,7 @@ int larder_batch_sample(const struct larder_batch *b, size_t i, struct larder_sa
 
 const struct larder_field *larder_sample_field(const struct larder_sample *s, const char *name)
 {
-    for (uint32_t i = 0; i < s->fields; i++)
+    for (uint32_t i = 0; name && i < s->fields; i++)
         if (strcmp(s->field[i].name, name) == 0)
             return &s->field[i];
     return NULL;
@@ -333,6 +333,8 @@ int larder_batch_stack(const struct larder_batch *b, const char *field, const vo
     *bytes = first ? first->bytes : 0;
     *rows = b->count;
     int rc = client_enter(b->feed->client, &e);
+    if (rc == 0 && !field)
+        rc = err_set(&e, ERR_INVALID, "the name of the field is NULL");
     for (size_t i = 0; rc == 0 && i < b->count; i++) {
         const struct larder_field *row = larder_sample_field(&b->samples[i], field);
         if (!row || !first || row->bytes != first->bytes ||

@@ -34,6 +34,8 @@ static int rows_of(struct larder_batch *b, size_t sample, const char *field, str
         x->shape[1] = (int64_t)bytes;
         return rc < 0 ? err_set(e, (enum err_class)why.kind, "%s", why.text) : 0;
     }
+    if (!field)
+        return err_set(e, ERR_INVALID, "the name of the field is NULL");
     const struct larder_field *f = sample < b->count ? larder_sample_field(&b->samples[sample], field) : NULL;
     if (!f)
         return err_set(e, ERR_NOT_FOUND, "the batch has %u samples, and number %zu no field \"%s\"", b->count,

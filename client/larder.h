@@ -219,8 +219,10 @@ LARDER_API int larder_save_blob(struct larder_save *s, const char *name, const v
  * later, by streams of larder's own that come after what was given to each tensor's stream until now; they
  * may be changed after larder_save_fence, or behind larder_save_fence_stream. What follows (compress, seal,
  * send, commit) goes on in the background. A snapshot larger than the staging memory goes in waves, and takes
- * longer: see the info. The failure of an earlier save of this client that nobody has seen yet is returned
- * here once (class of that failure). */
+ * longer: see the info. With host tensors in it submit may then have to wait for copies from devices:
+ * -ETIMEDOUT where no staging memory comes free for the request timeout, as with a stream that waits for what
+ * comes after submit. The failure of an earlier save of this client that nobody has seen yet is returned here
+ * once (class of that failure). */
 LARDER_API int larder_save_submit(struct larder_save *s, struct larder_error *e);
 
 /* Waits until the save is staged, at most timeout_ms (-ETIMEDOUT): the tensors may be changed from then on.

@@ -388,7 +388,7 @@ static int device_of(struct larder_restore *r, const struct larder_tensor *t, co
     if (rc == 0)
         rc = box_extent(x->dtype, x->dims, x->lengths, strides, &low, &high, e);
     if (rc == 0)
-        rc = device_check(r->client, *out, (uint8_t *)t->data + low, (uint8_t *)t->data + high, e);
+        rc = device_check(*out, (uint8_t *)t->data + low, (uint8_t *)t->data + high, e);
     return rc == 0 && *out ? keep_device(r, *out, e) : rc;
 }
 

@@ -267,42 +267,40 @@ static int item_of(struct snapshot *s, const struct larder_tensor *t, const stru
     return 0;
 }
 
-/* The device of a tensor's memory, which is noted with the stream. */
-static int device_of(struct snapshot *s, struct larder *c, const struct larder_tensor *t, struct device **out,
-                     struct err *e)
+static int device_of(struct larder *c, const struct larder_tensor *t, struct device **out, struct err *e)
 {
     if (t->memory == LARDER_MEMORY_HOST)
         return 0;
     if (t->memory != LARDER_MEMORY_CUDA)
         return err_set(e, ERR_INVALID, "memory is %d; expected 0 (host) or 1 (CUDA)", (int)t->memory);
-    int rc = device_get_staged(c, t->device, out, e);
-    if (rc < 0)
-        return rc;
+    return device_get_staged(c, t->device, out, e);
+}
+
+/* Notes the stream of a tensor that was added; there is room for it. */
+static void add_source(struct snapshot *s, struct device *d, void *stream)
+{
     for (uint32_t i = s->source_count; i-- > 0;)
-        if (s->sources[i].device == *out && s->sources[i].stream == t->stream)
-            return 0;
-    if (grow(&s->sources, s->source_count, &s->source_cap, sizeof *s->sources) < 0)
-        return no_memory(e);
-    s->sources[s->source_count++] = (struct source){.device = *out, .stream = t->stream};
-    return 0;
+        if (s->sources[i].device == d && s->sources[i].stream == stream)
+            return;
+    s->sources[s->source_count++] = (struct source){.device = d, .stream = stream};
 }
 
 /* Where the tensor's bytes lie, checked. */
-static int place_of(struct snapshot *s, struct larder *c, const struct larder_tensor *t,
-                    const struct tensor *x, const struct item *item, struct device **out, struct err *e)
+static int place_of(struct larder *c, const struct larder_tensor *t, const struct tensor *x,
+                    const struct item *item, struct device **out, struct err *e)
 {
     int64_t low, high, packed[TENSOR_DIMS_MAX], zero[TENSOR_DIMS_MAX] = {0};
     *out = NULL;
     if (x->bytes == 0 || !c)
         return 0;
-    int rc = device_of(s, c, t, out, e);
+    int rc = device_of(c, t, out, e);
     if (rc == 0 && !item->strides)
         rc = box_strides(x->dtype, x->dims, x->lengths, zero, false, packed, e);
     if (rc == 0)
         rc =
             box_extent(x->dtype, x->dims, x->lengths, item->strides ? item->strides : packed, &low, &high, e);
     if (rc == 0)
-        rc = device_check(c, *out, item->data + low, item->data + high, e);
+        rc = device_check(*out, item->data + low, item->data + high, e);
     if (rc == 0)
         return 0;
     char text[160];
@@ -326,15 +324,18 @@ int snapshot_tensor(struct snapshot *s, struct larder *c, const struct larder_te
         return rc;
     uint32_t cap = s->tensor_cap;
     if (grow(&s->tensors, s->tensor_count, &cap, sizeof *s->tensors) < 0 ||
-        grow(&s->tensor_items, s->tensor_count, &s->tensor_cap, sizeof *s->tensor_items) < 0)
+        grow(&s->tensor_items, s->tensor_count, &s->tensor_cap, sizeof *s->tensor_items) < 0 ||
+        grow(&s->sources, s->source_count, &s->source_cap, sizeof *s->sources) < 0)
         return no_memory(e);
     rc = item_of(s, t, &x, &item, e);
     if (rc == 0)
-        rc = place_of(s, c, t, &x, &item, &d, e);
+        rc = place_of(c, t, &x, &item, &d, e);
     if (rc == 0)
         rc = add_name(s, &x.name, s->tensor_count, e);
     if (rc < 0)
         return rc;
+    if (d)
+        add_source(s, d, t->stream);
     uint32_t i = s->tensor_count++;
     s->tensor_items[i] = item;
     s->tensors[i] = x;
@@ -385,6 +386,8 @@ int snapshot_blob(struct snapshot *s, const char *name, const void *p, size_t n,
         return rc;
     if (n > 0 && !p)
         return err_set(e, ERR_INVALID, "blob \"%s\" has %zu bytes but its data is NULL", name, n);
+    if (n > 0 && (rc = device_check(NULL, p, (const uint8_t *)p + n, e)) < 0)
+        return err_prepend(e, "blob \"%s\"", name);
     if (s->blob_count >= BLOBS_MAX)
         return err_set(e, ERR_LIMIT, "more than %u blobs in one rank's part", BLOBS_MAX);
     uint32_t cap = s->blob_cap;

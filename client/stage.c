@@ -61,6 +61,25 @@ static struct lane *lane_of(const struct larder_save *s, uint32_t chunk)
     return NULL;
 }
 
+/* With the lock held: the copies that a device was given do not come. The network has bounds of its own. */
+static void fail_if_stuck(struct larder_save *s, uint32_t waited_ms)
+{
+    struct err e;
+    for (unsigned i = 0; i < s->lane_count; i++) {
+        if (list_empty(&s->lanes[i].flights))
+            continue;
+        err_set(
+            &e, ERR_TIMEOUT,
+            "for %u ms no staging memory was free: %zu MiB of it wait for copies from device %d, which come "
+            "after all that the tensors' streams were given; let these streams get on while "
+            "larder_save_submit waits, or open the client with more staging_bytes",
+            waited_ms, (pool_slots(s->client->staging) * STAGING_SLOT_BYTES) >> 20,
+            memory_ordinal(s->lanes[i].device->memory));
+        save_fail(s, &e);
+        return;
+    }
+}
+
 /* With the lock held: a slot, and the chunk to put into it, up to the last one of host memory. The slot comes
  * first, so that the lowest chunk that is not copied always has one, and workers, which need chunks in order,
  * never wait for a chunk without. */
@@ -68,9 +87,14 @@ static uint8_t *next_copy(struct larder_save *s, uint32_t *chunk)
 {
     struct saver *v = s->saver;
     uint8_t *slot = NULL;
+    uint32_t bound = s->client->options.request_timeout_ms;
+    uint64_t until = clock_ms() + bound;
     while (!s->failed && s->next_copy < s->host_end && !(slot = pool_take(s->client->staging))) {
         saver_go(v, s);
-        pthread_cond_wait(&v->changed, &v->lock); /* workers give slots back, or the save fails */
+        if (clock_wait(&v->changed, &v->lock, until)) /* workers give slots back, or the save fails */
+            continue;
+        fail_if_stuck(s, bound);
+        until = clock_ms() + bound;
     }
     if (!slot)
         return NULL;

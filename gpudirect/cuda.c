@@ -9,8 +9,10 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -364,6 +366,37 @@ static bool on_device(const struct facts *f)
     return f->type == CU_TYPE_DEVICE || f->managed != 0;
 }
 
+static int count_loads(struct dl_phdr_info *info, size_t size, void *out)
+{
+    (void)size;
+    *(unsigned long long *)out = info->dlpi_adds;
+    return 1;
+}
+
+/* Looking for the library takes long enough to matter for thousands of tensors: not again before others were
+ * loaded. */
+static bool in_use(void)
+{
+    static atomic_ullong loads_before; /* when it was looked for in vain */
+    static _Atomic(void *) symbol;
+    cu_result (*count_of)(int *) = NULL;
+    unsigned long long loads = 0;
+    int count;
+    void *p = atomic_load(&symbol);
+    if (!p) {
+        (void)dl_iterate_phdr(count_loads, &loads);
+        if (loads == atomic_load(&loads_before))
+            return false;
+        void *library = dlopen(CUDA_LIBRARY, RTLD_LAZY | RTLD_NOLOAD);
+        p = library ? dlsym(library, "cuDeviceGetCount") : NULL;
+        atomic_store(&symbol, p);
+        if (!p)
+            atomic_store(&loads_before, loads);
+    }
+    *(void **)&count_of = p;
+    return count_of && count_of(&count) == CU_OK;
+}
+
 static int where(const void *p, struct memory_pointer *out, struct err *e)
 {
     struct facts f;
@@ -380,11 +413,11 @@ static int where(const void *p, struct memory_pointer *out, struct err *e)
 static int check_facts(const struct device *d, const void *p, const struct facts *f, struct err *e)
 {
     if (!on_device(f))
-        return err_set(
-            e, ERR_INVALID,
-            "%p is %s host memory, not memory of CUDA device %d; say that it is on the host, or copy it "
-            "to the device first",
-            p, f->type == CU_TYPE_HOST ? "pinned" : "plain", d->ordinal);
+        return err_set(e, ERR_INVALID,
+                       "%p is %s, not memory of CUDA device %d; say that it is on the host, or copy it "
+                       "to the device first",
+                       p, f->type == CU_TYPE_HOST ? "pinned host memory" : "plain host memory, or was freed",
+                       d->ordinal);
     if (f->managed)
         return 0;
     if (f->ordinal != d->ordinal)
@@ -671,6 +704,7 @@ const struct memory_ops memory_cuda_ops = {
     .name = "CUDA",
     .probe = probe,
     .describe = describe,
+    .in_use = in_use,
     .where = where,
     .open = open_device,
     .close = close_device,

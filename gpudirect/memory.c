@@ -104,6 +104,8 @@ int memory_where(const void *p, struct memory_pointer *out, struct err *e)
     struct err own = {0};
     *out = (struct memory_pointer){.kind = MEMORY_HOST};
     for (unsigned k = MEMORY_HOST + 1; k < MEMORY_KIND_COUNT; k++) {
+        if (!kinds[k]->in_use())
+            continue;
         memory_probe(k, &found);
         int rc = found.usable ? kinds[k]->where(p, out, e ? e : &own) : 0;
         if (rc < 0 || out->kind != MEMORY_HOST || out->registered)

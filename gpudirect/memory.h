@@ -73,7 +73,7 @@ struct memory_pointer {
 };
 
 /* What a pointer points to, as the driver knows it. Memory that the driver does not know is plain host
- * memory; that includes pointers to nowhere. */
+ * memory; that includes pointers to nowhere. Starts no driver: where nobody did, there is no other memory. */
 must_check int memory_where(const void *p, struct memory_pointer *out, struct err *e);
 
 /* ---- devices ---- */

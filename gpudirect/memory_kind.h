@@ -14,6 +14,7 @@ struct memory_ops {
     const char *name;
     void (*probe)(struct memory_probe *out);
     int (*describe)(int ordinal, struct memory_info *out, struct err *e);
+    bool (*in_use)(void); /* has this process started the driver? Neither loads nor starts it */
     int (*where)(const void *p, struct memory_pointer *out, struct err *e);
 
     int (*open)(int ordinal, void **device, struct err *e);

@@ -227,6 +227,46 @@ static void a_stream_that_hangs_does_not_hold_close(void **state)
     memory_free(t->device[0], p);
 }
 
+/* Device tensors take all staging memory and their stream never gets on; submit needs some for the host
+ * tensor behind them. */
+static void submit_gives_up_on_a_stream_that_hangs(void **state)
+{
+    struct trainer *t = *state;
+    struct larder_error e;
+    enum { BYTES = 60u << 20 };
+    static uint8_t host[2u << 20];
+    char credentials[320];
+    uint8_t *p = trainer_memory(t, 0, BYTES);
+    struct larder *c = NULL;
+    struct larder_options o = LARDER_INIT(larder_options);
+    daemon_credentials(&server, "writer", credentials, sizeof credentials);
+    o.credentials = credentials;
+    o.staging_bytes = 24u << 20;
+    o.request_timeout_ms = 3000;
+    GOOD(larder_open(&o, &c, &e));
+    struct larder_tensor x = trainer_tensor(t, "p", 0, p, BYTES);
+    struct larder_tensor y = {
+        .name = "y", .dtype = LARDER_U8, .dims = 1, .shape = {sizeof host}, .data = host};
+    for (unsigned step = 1; step <= 2; step++) {
+        struct larder_save *s = trainer_save(c, "stuck", step, 0, 1);
+        GOOD(larder_save_tensor(s, &x, &e));
+        GOOD(larder_save_tensor(s, &y, &e));
+        if (step == 1) {
+            cuda->standin_hold(trainer_stream(t, 0));
+            assert_int_equal(larder_save_submit(s, &e), -ETIMEDOUT);
+            assert_non_null(strstr(e.text, "wait for copies from device 0"));
+            cuda->standin_release(trainer_stream(t, 0));
+            assert_int_equal(larder_save_wait(s, -1, &e), -ETIMEDOUT);
+        } else { /* the client goes on */
+            GOOD(larder_save_submit(s, &e));
+            GOOD(larder_save_wait(s, 20000, &e));
+        }
+        larder_save_free(s);
+    }
+    GOOD(larder_close(c, -1, &e));
+    memory_free(t->device[0], p);
+}
+
 static int start_server(void **state)
 {
     (void)state;
@@ -248,7 +288,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_failed_call_fails_the_save_on_all_ranks),  TEST(refused_registrations_and_streams_are_told),
         TEST(a_lost_device_is_told_and_the_host_goes_on), TEST(a_restore_that_fails_on_a_device_says_so),
-        TEST(a_stream_that_hangs_does_not_hold_close),
+        TEST(submit_gives_up_on_a_stream_that_hangs),     TEST(a_stream_that_hangs_does_not_hold_close),
     };
     return cmocka_run_group_tests(tests, start_server, stop_server);
 }

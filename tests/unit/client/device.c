@@ -452,8 +452,10 @@ static void wrong_pointers_are_named(void **state)
     refused(s, x, "tensor \"x\": ");
     refused(s, x, "host memory");
     x.data = q;
+    x.stream = trainer_stream(t, 1); /* which must not be left behind in the save */
     refused(s, x, "device 1");
     x.data = p;
+    x.stream = good.stream;
     x.shape[0] = 1 << 20;
     refused(s, x, "tensor \"x\": ");
     x.shape[0] = 1000;
@@ -506,6 +508,32 @@ static void wrong_pointers_are_named(void **state)
     larder_restore_close(r);
     memory_free(t->device[0], p);
     memory_free(t->device[1], q);
+}
+
+/* By a client that has met no device yet. */
+static void device_memory_that_is_called_host_memory_is_named(void **state)
+{
+    struct trainer *t = *state;
+    struct larder_error e;
+    uint8_t *p = trainer_memory(t, 0, 1000), byte = 7;
+    struct larder_save *s = trainer_save(t->client, "called", 1, 0, 1);
+    struct larder_tensor x = {.name = "x", .dtype = LARDER_U8, .dims = 1, .shape = {1000}, .data = p};
+    refused(s, x, "tensor \"x\": it lies on CUDA device 0, not in host memory");
+    assert_int_equal(larder_save_blob(s, "b", p, 1000, &e), -EINVAL);
+    assert_non_null(strstr(e.text, "blob \"b\": it lies on CUDA device 0"));
+    x.shape[0] = 1;
+    x.data = &byte;
+    GOOD(larder_save_tensor(s, &x, &e));
+    GOOD(larder_save_blob(s, "b", &byte, 1, &e));
+    GOOD(larder_save_submit(s, &e));
+    GOOD(larder_save_wait(s, -1, &e));
+    larder_save_free(s);
+    struct larder_restore *r = trainer_restore(t->client, "called");
+    x.data = p;
+    assert_int_equal(larder_restore_add(r, &x, &e), -EINVAL);
+    assert_non_null(strstr(e.text, "it lies on CUDA device 0, not in host memory"));
+    larder_restore_close(r);
+    memory_free(t->device[0], p);
 }
 
 /* ---- where there is no device ---- */
@@ -577,6 +605,7 @@ int main(void)
         TEST(imported_records_come_as_tensors_of_the_device),
         TEST(named_devices_are_opened_with_the_client),
         TEST(wrong_pointers_are_named),
+        TEST(device_memory_that_is_called_host_memory_is_named),
     };
     return cmocka_run_group_tests(tests, start_server, stop_server);
 }

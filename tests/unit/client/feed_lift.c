@@ -257,6 +257,8 @@ static void tensors_keep_their_batch(void **state)
         GOOD(larder_batch_dlpack(b, 3, "txt", &t[1], &e));
         assert_int_equal(larder_batch_dlpack(b, 3, "jpg", &none, &e), -ENOENT);
         assert_int_equal(larder_batch_dlpack(b, 99, "txt", &none, &e), -ENOENT);
+        assert_int_equal(larder_batch_dlpack(b, 3, NULL, &none, &e), -EINVAL);
+        assert_int_equal(larder_batch_dlpack(b, LARDER_ALL_SAMPLES, NULL, &none, &e), -EINVAL);
         assert_true(larder_batch_dlpack(b, LARDER_ALL_SAMPLES, "bin", &none, &e) < 0); /* of many sizes */
         GOOD(larder_batch_release_stream(b, raw(c), &e));
         for (int k = 0; k < 30; k++) { /* whatever comes goes elsewhere */
