@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/clock.h"
 #include "client/dataset_local.h"
@@ -346,7 +347,7 @@ int larder_batch_stack(const struct larder_batch *b, const char *field, const vo
 
 void larder_batch_release(struct larder_batch *b)
 {
-    if (!b)
+    if (!b || b->feed->pid != getpid()) /* who held the lock at fork is not there */
         return;
     struct larder_feed *f = b->feed;
     pthread_mutex_lock(&f->lock);

@@ -451,7 +451,9 @@ int larder_batch_release_stream(struct larder_batch *b, void *stream, struct lar
 {
     struct err e = {0};
     struct larder_feed *f = b->feed;
-    int rc = 0;
+    int rc = client_enter(f->client, &e);
+    if (rc < 0)
+        return client_leave(rc, &e, error);
     pthread_mutex_lock(&f->lock);
     if (b->lifted)
         rc = release_behind(f->lift, b, stream, &e);

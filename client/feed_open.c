@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/clock.h"
 #include "client/dataset_local.h"
@@ -105,6 +106,7 @@ static struct larder_feed *feed_create(struct larder *c, const struct larder_fee
     if (!f)
         return NULL;
     f->client = c;
+    f->pid = getpid();
     f->damage = (enum feed_damage)o->damage;
     f->contiguous = o->contiguous != 0;
     f->aside = o->aside != 0;

@@ -24,6 +24,7 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <sys/types.h>
 
 #include "client/client.h"
 #include "client/dataset_read.h"
@@ -167,6 +168,8 @@ struct feed_fetch {
 
 struct larder_feed {
     struct larder *client;
+    pid_t
+        pid; /* who opened it: batches are not released by children of fork. Tensors may outlive the client */
     struct feed_source sources[MIX_DATASETS_MAX];
     uint32_t source_count;
     struct conn *conns[FEED_CONNECTIONS_MAX];

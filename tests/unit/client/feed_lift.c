@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -284,6 +286,38 @@ static void tensors_keep_their_batch(void **state)
     }
 }
 
+/* As when a forked loader collects its garbage: whoever held the feed's lock at fork is not in the child. */
+static void a_forked_child_releases_nothing(void **state)
+{
+    struct consumer *c = *state;
+    struct larder_error e;
+    struct larder_feed_options o = options();
+    struct larder_feed *f = world_feed(&c->w, &o);
+    struct larder_batch *b;
+    struct DLManagedTensor *t;
+    assert_int_equal(larder_feed_next(f, 20000, &b, &e), 1);
+    GOOD(larder_batch_dlpack(b, 3, "txt", &t, &e));
+    pthread_mutex_lock(&f->lock);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20); /* rather than for ever */
+        int rc = larder_batch_release_stream(b, NULL, &e);
+        larder_batch_release(b);
+        t->deleter(t);
+        _exit(rc == -ECHILD && strstr(e.text, "fork") ? 0 : 1);
+    }
+    pthread_mutex_unlock(&f->lock);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    GOOD(larder_batch_wait(b, raw(c), &e)); /* the parent's are as they were */
+    synchronize(c);
+    check_sample(c, b, 3);
+    larder_batch_release(b);
+    t->deleter(t);
+    larder_feed_close(f);
+}
+
 /* ---- what goes wrong ---- */
 
 static void what_the_device_refuses_is_told(void **state)
@@ -367,7 +401,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(all_samples_come_in_device_memory), TEST(memory_waits_for_the_streams_that_read_it),
         TEST(substitutes_are_there_too),         TEST(tensors_keep_their_batch),
-        TEST(what_the_device_refuses_is_told),   TEST(a_copy_that_fails_is_told),
+        TEST(a_forked_child_releases_nothing),   TEST(what_the_device_refuses_is_told),
+        TEST(a_copy_that_fails_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
