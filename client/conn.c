@@ -81,6 +81,7 @@ void conn_submit(struct conn *c, struct call *call, struct slice message, struct
     call->deadline_ms = clock_ms() + call->bound_ms;
     call->credit = conn_streams(call) ? first_credit(call->opcode, message) : INT64_MAX;
     list_init(&call->link);
+    bool wakes = !call->push_follows; /* once it is queued it may end, and be freed, at any moment */
 
     pthread_mutex_lock(&c->lock);
     call->id = c->next_id++;
@@ -102,7 +103,7 @@ void conn_submit(struct conn *c, struct call *call, struct slice message, struct
             c->state = CONN_CONNECTING;
     }
     pthread_mutex_unlock(&c->lock);
-    if (!call->push_follows)
+    if (wakes)
         conn_wake(c);
 }
 
