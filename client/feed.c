@@ -403,7 +403,7 @@ void feed_figures(const struct larder_feed *f, struct larder_feed_info *i)
 }
 
 /* Of what comes from the server, and of what does not. */
-static void tell_path(struct larder_feed *f, char *out, size_t size)
+static void tell_sources(struct larder_feed *f, char *out, size_t size)
 {
     bool imported = false, remote = false;
     size_t n = 0;
@@ -421,6 +421,14 @@ static void tell_path(struct larder_feed *f, char *out, size_t size)
                  imported ? conn_paths(f->conns, f->conn_count, client_conn(f->client)) : "TLS 1.3 over TCP");
 }
 
+void feed_path(struct larder_feed *f, char *out, size_t size)
+{
+    tell_sources(f, out, size);
+    size_t told = strlen(out);
+    if (f->lift)
+        snprintf(out + told, size - told, " -> pinned host memory -> CUDA device %d", feed_lift_device(f));
+}
+
 int larder_feed_info(struct larder_feed *f, struct larder_feed_info *out)
 {
     int rc = client_enter(f->client, NULL);
@@ -432,11 +440,7 @@ int larder_feed_info(struct larder_feed *f, struct larder_feed_info *out)
                                  .batches_per_epoch = f->batches_per_epoch};
     for (uint32_t k = 0; k < f->source_count; k++)
         i.shards += f->sources[k].dataset->table.count;
-    tell_path(f, i.path, sizeof i.path);
-    size_t told = strlen(i.path);
-    if (f->lift)
-        snprintf(i.path + told, sizeof i.path - told, " -> pinned host memory -> CUDA device %d",
-                 feed_lift_device(f));
+    feed_path(f, i.path, sizeof i.path);
     pthread_mutex_lock(&f->lock);
     feed_figures(f, &i);
     pthread_mutex_unlock(&f->lock);

@@ -293,6 +293,7 @@ void feed_fetch_came(struct feed_fetch *fetch);
 struct larder_feed_info;
 /* With the lock held: what changes. */
 void feed_figures(const struct larder_feed *f, struct larder_feed_info *out);
+void feed_path(struct larder_feed *f, char *out, size_t size); /* which way the bytes go; without the lock */
 
 /* feed_report.c */
 #define FEED_REPORT_MS 5000u /* between reports; the second comes a second after the first */

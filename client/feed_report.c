@@ -83,6 +83,7 @@ static void encode(struct larder_feed *f, bool ended, struct buf *out)
     pthread_mutex_lock(&f->lock);
     feed_figures(f, &i);
     pthread_mutex_unlock(&f->lock);
+    feed_path(f, i.path, sizeof i.path);
     struct msg_feed_report m = {.feed = f->report_id,
                                 .ended = ended,
                                 .dataset = cut(f->names, NAME_BYTES_MAX),
@@ -101,7 +102,8 @@ static void encode(struct larder_feed *f, bool ended, struct buf *out)
                                 .network_ms = milliseconds(i.starved_seconds.network),
                                 .disk_ms = milliseconds(i.starved_seconds.disk),
                                 .decode_ms = milliseconds(i.starved_seconds.decode),
-                                .full_ms = milliseconds(i.starved_seconds.consumer)};
+                                .full_ms = milliseconds(i.starved_seconds.consumer),
+                                .path = cut(i.path, sizeof i.path - 1)};
     msg_feed_report_encode(&m, out);
 }
 

@@ -226,8 +226,9 @@ LARDER_API int larder_save_blob(struct larder_save *s, const char *name, const v
 LARDER_API int larder_save_submit(struct larder_save *s, struct larder_error *e);
 
 /* Waits until the save is staged, at most timeout_ms (-ETIMEDOUT): the tensors may be changed from then on.
- * Host tensors are staged when submit returns. The error of a save that failed before it was staged. Any
- * thread. */
+ * Host tensors are staged when submit returns. The error of a save that failed before it was staged, once no
+ * device reads its tensors any more. Call it before memory of a device is freed, also after a failure or
+ * larder_save_cancel. Any thread. */
 LARDER_API int larder_save_fence(struct larder_save *s, int timeout_ms, struct larder_error *e);
 /* The same on the device: what is given to the stream (a CUstream of that device; NULL: its default stream)
  * from now on runs after the copies of that device's tensors. Where they are more than the staging memory

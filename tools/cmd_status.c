@@ -185,21 +185,23 @@ static struct text share_of(const json_t *feed, const char *key)
 static void show_feed(struct table *t, const json_t *f)
 {
     const char *run = json_string_value(json_object_get(f, "run")),
-               *name = json_string_value(json_object_get(f, "dataset"));
+               *name = json_string_value(json_object_get(f, "dataset")),
+               *path = json_string_value(json_object_get(f, "path"));
     char rank[48], at[48];
     snprintf(rank, sizeof rank, "%" PRIu64 "/%" PRIu64, of_feed(f, "rank"), of_feed(f, "world"));
     snprintf(at, sizeof at, "%" PRIu64 ":%" PRIu64, of_feed(f, "epoch"), of_feed(f, "position"));
     table_row(t, name ? name : "", run && *run ? run : "-", rank, at,
               number_text(of_feed(f, "batches_ready")).s, size_text(of_feed(f, "in_flight_bytes")).s,
               share_of(f, "recent_network_ms").s, share_of(f, "recent_disk_ms").s,
-              share_of(f, "recent_decode_ms").s, share_of(f, "recent_full_ms").s);
+              share_of(f, "recent_decode_ms").s, share_of(f, "recent_full_ms").s, path ? path : "");
 }
 
 /* Which rank waits for what: shares of the last seconds. */
 static void show_feeds(const json_t *server)
 {
-    static const char *const heads[] = {"FEED",       "RUN",      ">RANK", ">EPOCH:POSITION", ">READY",
-                                        ">IN FLIGHT", ">NETWORK", ">DISK", ">DECODE",         ">FULL"};
+    static const char *const heads[] = {"FEED",    "RUN",        ">RANK",    ">EPOCH:POSITION",
+                                        ">READY",  ">IN FLIGHT", ">NETWORK", ">DISK",
+                                        ">DECODE", ">FULL",      "PATH"};
     const json_t *feeds = json_object_get(server, "feeds");
     size_t n = json_array_size(feeds);
     uint64_t left_out = of_feed(server, "feeds_left_out");
@@ -210,7 +212,7 @@ static void show_feeds(const json_t *server)
         sorted[i] = json_array_get(feeds, i);
     qsort(sorted, n, sizeof *sorted, by_rank);
     struct table t;
-    table_begin(&t, heads, 10);
+    table_begin(&t, heads, 11);
     for (size_t i = 0; i < n; i++)
         show_feed(&t, sorted[i]);
     printf("\n");

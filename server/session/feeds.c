@@ -13,14 +13,15 @@
 
 #define SESSION_FEEDS_MAX 64u
 #define REPORT_LIFE_MS    60000u
+#define PATH_BYTES_MAX    127u
 
 enum cause { CAUSE_NETWORK, CAUSE_DISK, CAUSE_DECODE, CAUSE_FULL, CAUSES };
 
 struct feed_entry {
     struct list link; /* session's feeds */
     struct id id;
-    char dataset[NAME_BYTES_MAX + 1], run[NAME_BYTES_MAX + 1];
-    struct msg_feed_report last; /* its strings are the two above */
+    char dataset[NAME_BYTES_MAX + 1], run[NAME_BYTES_MAX + 1], path[PATH_BYTES_MAX + 1];
+    struct msg_feed_report last; /* its strings are those above */
     uint64_t reported_at_ms;
     uint64_t waited_ms[CAUSES];
     uint64_t recent_ms, recent_waited_ms[CAUSES]; /* between the last two reports */
@@ -103,20 +104,22 @@ static void keep(struct feed_entry *x, const struct msg_feed_report *m, uint64_t
         metric_add(causes[i].metric, (int64_t)more);
     }
     x->last = *m;
-    x->last.dataset = x->last.run = (struct slice){0};
+    x->last.dataset = x->last.run = x->last.path = (struct slice){0};
     x->reported_at_ms = now_ms;
 }
 
 static int take(struct session *s, const struct msg_feed_report *m, struct err *e)
 {
     uint64_t now_ms = loop_now_ms(s->w->loop);
-    char dataset[NAME_BYTES_MAX + 1], run[NAME_BYTES_MAX + 1];
+    char dataset[NAME_BYTES_MAX + 1], run[NAME_BYTES_MAX + 1], path[PATH_BYTES_MAX + 1];
     if (m->rank >= m->world || m->ended > 1)
         return err_set(e, ERR_INVALID, "a report of rank %u of %u, ended %u", m->rank, m->world, m->ended);
     if (!slice_cstr(m->dataset, dataset, sizeof dataset) || !slice_cstr(m->run, run, sizeof run) ||
-        !utf8_valid(dataset, m->dataset.n) || !utf8_valid(run, m->run.n))
-        return err_set(e, ERR_INVALID, "a report whose names are no UTF-8 of at most %u bytes",
-                       NAME_BYTES_MAX);
+        !slice_cstr(m->path, path, sizeof path) || !utf8_valid(dataset, m->dataset.n) ||
+        !utf8_valid(run, m->run.n) || !utf8_valid(path, m->path.n))
+        return err_set(e, ERR_INVALID,
+                       "a report whose names are no UTF-8 of at most %u bytes, or its path of %u",
+                       NAME_BYTES_MAX, PATH_BYTES_MAX);
     forget_silent(s, now_ms);
     struct feed_entry *x = find(s, &m->feed);
     int rc = x || m->ended ? 0 : make(s, &m->feed, &x, e);
@@ -125,6 +128,7 @@ static int take(struct session *s, const struct msg_feed_report *m, struct err *
     keep(x, m, now_ms);
     memcpy(x->dataset, dataset, sizeof dataset);
     memcpy(x->run, run, sizeof run);
+    memcpy(x->path, path, sizeof path);
     metric_add(METRIC_feed_reports_total, 1);
     if (m->ended)
         entry_free(s, x);
@@ -153,8 +157,8 @@ static void put(json_t *o, const char *name, uint64_t v)
 
 static json_t *entry_json(const struct session *s, const struct feed_entry *x, uint64_t now_ms)
 {
-    json_t *o =
-        json_pack("{s:s,s:s,s:s}", "tenant", s->identity.tenant, "dataset", x->dataset, "run", x->run);
+    json_t *o = json_pack("{s:s,s:s,s:s,s:s}", "tenant", s->identity.tenant, "dataset", x->dataset, "run",
+                          x->run, "path", x->path);
     if (!o)
         return NULL;
     put(o, "rank", x->last.rank);

@@ -227,6 +227,37 @@ static void a_stream_that_hangs_does_not_hold_close(void **state)
     memory_free(t->device[0], p);
 }
 
+/* A save that was given up may have copies that a device has not come to: until then it is not said to be
+ * over, and so nobody frees its tensors. */
+static void a_cancelled_save_is_not_over_before_its_copies(void **state)
+{
+    struct trainer *t = *state;
+    struct larder_error e;
+    enum { BYTES = 5u << 20 };
+    char credentials[320];
+    uint8_t *p = trainer_memory(t, 0, BYTES);
+    struct larder *c = NULL;
+    struct larder_options o = LARDER_INIT(larder_options);
+    daemon_credentials(&server, "writer", credentials, sizeof credentials);
+    o.credentials = credentials;
+    o.request_timeout_ms = 1000;
+    GOOD(larder_open(&o, &c, &e));
+    struct larder_save *s = trainer_save(c, "given up", 5, 0, 1);
+    struct larder_tensor x = trainer_tensor(t, "p", 0, p, BYTES);
+    GOOD(larder_save_tensor(s, &x, &e));
+    cuda->standin_hold(trainer_stream(t, 0));
+    GOOD(larder_save_submit(s, &e));
+    GOOD(larder_save_fence_stream(s, 0, trainer_stream(t, 0), &e)); /* all copies are given */
+    assert_int_equal(larder_save_cancel(s, "not wanted", &e), -ETIMEDOUT);
+    assert_int_equal(larder_save_fence(s, 100, &e), -ETIMEDOUT);
+    cuda->standin_release(trainer_stream(t, 0));
+    GOOD(larder_save_fence(s, 20000, &e)); /* they were all made, for nothing */
+    assert_int_equal(larder_save_wait(s, 20000, &e), -ECANCELED);
+    memory_free(t->device[0], p);
+    larder_save_free(s);
+    GOOD(larder_close(c, -1, &e));
+}
+
 /* Device tensors take all staging memory and their stream never gets on; submit needs some for the host
  * tensor behind them. */
 static void submit_gives_up_on_a_stream_that_hangs(void **state)
@@ -286,9 +317,13 @@ int main(void)
     cuda = standin_load(TRAINER_SETTINGS);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(a_failed_call_fails_the_save_on_all_ranks),  TEST(refused_registrations_and_streams_are_told),
-        TEST(a_lost_device_is_told_and_the_host_goes_on), TEST(a_restore_that_fails_on_a_device_says_so),
-        TEST(submit_gives_up_on_a_stream_that_hangs),     TEST(a_stream_that_hangs_does_not_hold_close),
+        TEST(a_failed_call_fails_the_save_on_all_ranks),
+        TEST(refused_registrations_and_streams_are_told),
+        TEST(a_lost_device_is_told_and_the_host_goes_on),
+        TEST(a_restore_that_fails_on_a_device_says_so),
+        TEST(a_cancelled_save_is_not_over_before_its_copies),
+        TEST(submit_gives_up_on_a_stream_that_hangs),
+        TEST(a_stream_that_hangs_does_not_hold_close),
     };
     return cmocka_run_group_tests(tests, start_server, stop_server);
 }

@@ -613,7 +613,7 @@ def test_feed_reports(server):
     def report(i=1, **more):
         fields = dict(feed=bytes([i] * 16), ended=0, dataset="texts", run="llm", rank=1, world=4, epoch=2, position=96, samples=960,
                       bytes=12345, damaged=1, batches_ready=3, ready_bytes=777, in_flight_bytes=888, age_ms=10000, network_ms=100,
-                      disk_ms=50, decode_ms=20, full_ms=9000)
+                      disk_ms=50, decode_ms=20, full_ms=9000, path="by hand")
         return dict(fields, **more)
 
     def feeds():
@@ -625,10 +625,12 @@ def test_feed_reports(server):
     got, = feeds()
     want = dict(tenant="dev", dataset="texts", run="llm", rank=1, world=4, epoch=2, position=96, samples=960, bytes=12345, damaged=1,
                 batches_ready=3, ready_bytes=777, in_flight_bytes=888, age_ms=15000, network_ms=2100, disk_ms=1050, decode_ms=20,
-                full_ms=9000, recent_ms=5000, recent_network_ms=2000, recent_disk_ms=1000, recent_decode_ms=0, recent_full_ms=0)
+                full_ms=9000, recent_ms=5000, recent_network_ms=2000, recent_disk_ms=1000, recent_decode_ms=0, recent_full_ms=0,
+                path="by hand")
     assert {k: got[k] for k in want} == want and got["reported_ms_ago"] < 60000
     assert c.refused("feed_report", **report(rank=4))[0] == "invalid"
     assert c.refused("feed_report", **report(2, dataset="x" * 256))[0] == "invalid"
+    assert c.refused("feed_report", **report(2, path="x" * 128))[0] == "invalid"
     for i in range(2, 65):
         c.call("feed_report", **report(i))
     assert c.refused("feed_report", **report(65))[0] == "limit" and len(feeds()) == 64

@@ -5,8 +5,8 @@
  * all has ended well. A seed is a whole history: one that fails is played again alone, with a trace, and made
  * smaller as long as it still fails.
  *
- * Or one thing goes wrong in each history of a plan (images.h): the power fails after one change of the disk,
- * one operation of the disk fails, or a connection breaks at one byte of a commit.
+ * Or one thing goes wrong in each history of a plan (moments.h): the power fails after one change of the
+ * disk, one operation of the disk fails, or a connection breaks at one byte of a commit.
  *
  *   campaign [--from S] [--seeds N] [--seconds T] [--jobs N] [--stop]    many; --stop: until one fails
  *   campaign --images N | --sites N | --cuts N  [--seeds N] ...          so many histories of a seed; 0: all
@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/sim/images.h"
+#include "tests/sim/moments.h"
 #include "tests/sim/world.h"
 
 #define WORKERS_MAX       64
@@ -55,7 +55,7 @@ static void plan_of(struct plan *p, uint64_t seed)
 {
     plan_draw(p, seed);
     if (one_thing)
-        images_calm(p);
+        moments_calm(p);
     for (unsigned i = 0; i < set_count; i++)
         check(plan_set(p, sets[i]));
 }

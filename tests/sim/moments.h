@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
+ * One thing goes wrong, at each moment of a history in turn: the power fails (images), an operation of the
+ * disk fails (sites), a connection breaks (cuts).
+ *
  * Crash replay. A plan is played without faults of disk and network, and every change of the server's disk is
  * noted: each write, sync, new length, link and removal of its saves, commits, prunes, rotations and imports.
  * Then the same history is played again and again; each time the power fails after another of these changes,
  * and what was not durable is lost in another of the ways that the order of syncs allows. Recovery runs on
  * that image, is held against the model, and the world goes on to its end.
  */
-#ifndef LARDER_TESTS_SIM_IMAGES_H
-#define LARDER_TESTS_SIM_IMAGES_H
+#ifndef LARDER_TESTS_SIM_MOMENTS_H
+#define LARDER_TESTS_SIM_MOMENTS_H
 
 #include "tests/sim/world.h"
 
 /* Takes the faults out of a plan, and gives it what images are to be made of. */
-void images_calm(struct plan *p);
+void moments_calm(struct plan *p);
 /* Plays about `most` images of the plan (0: all), evenly over its changes. Each change is taken in at most 8
  * ways: all is lost, nothing, any by chance, one unit alone is kept or lost. Does not return if one fails. */
 void images_play(const struct plan *p, uint64_t most, struct tally *sum);

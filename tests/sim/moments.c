@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/sim/images.h"
+#include "tests/sim/moments.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ static struct {
     uint64_t traffic;    /* of commits */
 } seen;
 
-void images_calm(struct plan *p)
+void moments_calm(struct plan *p)
 {
     static const enum knob faults[] = {KNOB_CRASHES,     KNOB_STOPS,      KNOB_CUT,      KNOB_READ_ERROR,
                                        KNOB_WRITE_ERROR, KNOB_SYNC_ERROR, KNOB_NO_SPACE, KNOB_SHORT,
