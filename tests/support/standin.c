@@ -22,29 +22,35 @@ const char *standin_folder(const char *kind, char *path, size_t size)
     return path;
 }
 
-static void find(void *library, void *to, const char *symbol)
+void standin_find(void *library, void *to, const char *symbol)
 {
     void *p = dlsym(library, symbol);
     if (!p)
-        fprintf(stderr, "the stand-in for CUDA lacks %s\n", symbol);
+        fprintf(stderr, "a stand-in lacks %s\n", symbol);
     check(p != NULL);
     memcpy(to, &p, sizeof p);
+}
+
+void *standin_open(const char *name, const char *variable, const char *settings)
+{
+    char folder[4096], path[4200];
+    snprintf(path, sizeof path, "%s/%s", standin_folder("standin", folder, sizeof folder), name);
+    if (settings)
+        setenv(variable, settings, 1);
+    void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL); /* found again by its soname */
+    if (!library)
+        fprintf(stderr, "%s\n", dlerror());
+    check(library != NULL);
+    return library;
 }
 
 const struct standin *standin_load(const char *settings)
 {
     static struct standin calls;
-    char folder[4096], path[4200];
     if (calls.cuInit)
         return &calls;
-    snprintf(path, sizeof path, "%s/%s", standin_folder("standin", folder, sizeof folder), CUDA_LIBRARY);
-    if (settings)
-        setenv("LARDER_STANDIN", settings, 1);
-    void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL); /* found again by its soname */
-    if (!library)
-        fprintf(stderr, "%s\n", dlerror());
-    check(library != NULL);
-#define STANDIN_FIND(symbol, ...) find(library, &calls.symbol, #symbol);
+    void *library = standin_open(CUDA_LIBRARY, "LARDER_STANDIN", settings);
+#define STANDIN_FIND(symbol, ...) standin_find(library, &calls.symbol, #symbol);
     CUDA_CALLS(STANDIN_FIND)
     STANDIN_CALLS(STANDIN_FIND)
     return &calls;

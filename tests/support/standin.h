@@ -19,4 +19,9 @@ const struct standin *standin_load(const char *settings);
 /* The folder of its library, or of another kind ("standin-lacking"), for LD_LIBRARY_PATH of programs. */
 const char *standin_folder(const char *kind, char *path, size_t size);
 
+/* For other stand-ins beside it: opens the library of that name, set up by that environment variable, and
+ * finds its symbols. Both stop the program if they cannot. */
+void *standin_open(const char *name, const char *variable, const char *settings);
+void standin_find(void *library, void *to, const char *symbol);
+
 #endif
