@@ -180,14 +180,16 @@ $(BUILD)/tests/sim/campaign: $(call objects,$(wildcard tests/sim/*.c)) $(SERVER)
 
 tests: all $(UNIT) $(STANDINS) $(BUILD)/gpu-bench $(BUILD)/tests/sim/campaign
 
-# Ends with "N passed, N failed, N skipped".
-check: tests
-	$(Q)BUILD=$(BUILD) tests/run $(T)
-
 # Each program of tests/fuzz runs for FUZZ_SECONDS on its corpus; ends with a count. T=word: only those.
-FUZZ_SECONDS ?= 10
+FUZZ_SECONDS ?= 60
 FUZZ_SAN := address,undefined
 FUZZERS := $(patsubst tests/fuzz/%.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
+# Fuzzers hold their own sanitizers: a build with SAN= leaves them out, and so do words that do not ask for them.
+FUZZ_IN_CHECK := $(if $(SAN),,$(if $(T),$(findstring fuzz,$(T)),yes))
+
+# Ends with "N passed, N failed, N skipped".
+check: tests $(if $(FUZZ_IN_CHECK),$(if $(shell command -v clang),$(FUZZERS)))
+	$(Q)BUILD=$(BUILD) FUZZ_SECONDS=$(if $(FUZZ_IN_CHECK),$(FUZZ_SECONDS),0) tests/run $(T)
 FUZZ_FORMAT := $(patsubst %.c,build/fuzz/obj/%.o,$(call sources,format))
 
 build/fuzz/obj/%.o: %.c | deps-quick
