@@ -56,7 +56,13 @@ uint64_t sim_stall_us(struct sim *s)
 
 uint64_t sim_unix_ns(const struct sim *s)
 {
-    return UNIX_NS_AT_START + s->now_us * 1000;
+    return UNIX_NS_AT_START + s->now_us * 1000 + (uint64_t)s->clock_ns;
+}
+
+void sim_step_clock(struct sim *s, int64_t ns)
+{
+    sim_trace(s, "the clock is set by %lld ns", (long long)ns);
+    s->clock_ns += ns;
 }
 
 void *sim_alloc(size_t n)
@@ -239,17 +245,37 @@ static size_t piece(struct sim *s, const struct sim_fd *f, size_t n, bool cut)
     return (1 + (size_t)sim_below(s, (n - 1) / unit)) * unit;
 }
 
+/* Of n bytes that were read well. */
+static void misread(struct sim *s, struct sim_fd *f, uint8_t *p, size_t n)
+{
+    unsigned *rest = disk_rest(f);
+    if (*rest > 0) {
+        --*rest;
+        return;
+    }
+    bool flips = sim_strikes(s, &s->options.faults.read_corrupt);
+    bool strays = sim_strikes(s, &s->options.faults.read_misdirected);
+    if (flips)
+        p[sim_below(s, n)] ^= (uint8_t)(1u << sim_below(s, 8));
+    if (strays)
+        disk_misdirect(f->node->disk, f, p, n);
+    if (flips || strays)
+        *rest = s->options.faults.misread_rest;
+}
+
 static int64_t perform_read(struct sim *s, struct sim_fd *f, struct io_req *r)
 {
     const struct sim_faults *faults = &s->options.faults;
     size_t bytes, start = io_resume(r, &bytes);
     uint8_t *p = (uint8_t *)r->p + start;
-    if (sim_strikes(s, &faults->read_error))
+    if (sim_strikes(s, &faults->read_error)) {
+        *disk_rest(f) = faults->misread_rest; /* the second look is not spoilt */
         return -EIO;
+    }
     bytes = piece(s, f, bytes, sim_strikes(s, &faults->short_transfer));
     int64_t got = disk_read(f->node->disk, f, p, bytes, r->offset + start);
-    if (got > 0 && sim_strikes(s, &faults->read_corrupt))
-        p[sim_below(s, (uint64_t)got)] ^= (uint8_t)(1u << sim_below(s, 8));
+    if (got > 0)
+        misread(s, f, p, (size_t)got);
     return got;
 }
 

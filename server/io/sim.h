@@ -14,17 +14,21 @@ struct sim;
 
 /* Chances are per million operations unless said otherwise. */
 struct sim_faults {
-    uint32_t read_error;     /* -EIO */
-    uint32_t read_corrupt;   /* one bit of what was read */
-    uint32_t write_error;    /* -EIO, some of it may be on disk */
-    uint32_t write_no_space; /* -ENOSPC */
-    uint32_t sync_error;     /* -EIO, and what was not durable stays so */
-    uint32_t short_transfer; /* completes in pieces */
+    uint32_t read_error;       /* -EIO */
+    uint32_t read_corrupt;     /* one bit of what was read is wrong, and nobody says so */
+    uint32_t read_misdirected; /* or sectors of it are those of another place of the disk */
+    uint32_t write_error;      /* -EIO, some of it may be on disk */
+    uint32_t write_no_space;   /* -ENOSPC */
+    uint32_t sync_error;       /* -EIO, and what was not durable stays so */
+    uint32_t short_transfer;   /* completes in pieces */
     uint32_t connection_cut;
     uint32_t stall_ms_max; /* extra delay of an operation or message, uniform */
     bool lose_unsynced; /* at a crash: any subset of unsynced blocks of 512 bytes, and of folder entries, is
                            lost */
     uint32_t lose_way;  /* which subset; not a chance */
+    /* So many reads of a file are not wrong after one that was, or that failed: reading again shows what is
+     * there. Not a chance. */
+    uint32_t misread_rest;
     /* The disk operation of that number (from 1, of all nodes; opens, lists and stats count too) fails with
      * -fail_errno and changes nothing; 0: none. Not a chance. ENOSPC is only for those that need space. */
     uint32_t fail_at, fail_errno;
@@ -59,6 +63,9 @@ must_check struct loop *sim_loop(struct sim *s, unsigned node);
  * most max_events. Returns events run. */
 uint64_t sim_run(struct sim *s, bool (*until)(void *arg), void *arg, uint64_t max_events);
 uint64_t sim_now_ms(const struct sim *s);
+/* The wall clock that all nodes have; it is set forward or back by so much. Monotonic time goes on. */
+uint64_t sim_unix_ns(const struct sim *s);
+void sim_step_clock(struct sim *s, int64_t ns);
 
 /* The node loses power: its disk keeps what was durable (and, by seed, parts of what was not); its
  * connections break; every pending and later operation of its old loops ends with -EIO without effect, so

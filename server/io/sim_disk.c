@@ -37,6 +37,7 @@ struct inode {
     unsigned links; /* entries that show it now */
     unsigned refs;  /* those, entries that show it durably, and open descriptors */
     unsigned opens;
+    unsigned rest; /* reads that go well, after one that did not */
     uint64_t size, durable_size, mtime_ns;
     struct group **groups; /* of a file */
     size_t group_count;
@@ -444,6 +445,34 @@ int64_t disk_read(struct disk *d, const struct sim_fd *f, void *p, size_t n, uin
         done += take;
     }
     return (int64_t)n;
+}
+
+/* A file of the disk, any. */
+static struct inode *some_file(struct disk *d)
+{
+    uint64_t n = 0;
+    struct inode *found = NULL;
+    list_for_each (it, &d->inodes) {
+        struct inode *i = container_of(it, struct inode, in_disk);
+        if (!i->folder && i->size > 0 && sim_below(d->sim, ++n) == 0)
+            found = i;
+    }
+    return found;
+}
+
+void disk_misdirect(struct disk *d, const struct sim_fd *f, uint8_t *p, size_t n)
+{
+    struct sim_fd from = {.inode = sim_below(d->sim, 2) ? f->inode : some_file(d), .flags = O_RDONLY};
+    size_t skip = (size_t)sim_below(d->sim, (n + SECTOR_BYTES - 1) / SECTOR_BYTES) * SECTOR_BYTES;
+    uint64_t sector = sim_below(d->sim, from.inode->size / SECTOR_BYTES + 1);
+    int64_t got = disk_read(d, &from, p + skip, n - skip, sector * SECTOR_BYTES);
+    check(got >= 0);
+    memset(p + skip + got, 0, n - skip - (size_t)got);
+}
+
+unsigned *disk_rest(const struct sim_fd *f)
+{
+    return &f->inode->rest;
 }
 
 /* Keeps the durable bytes aside before the first change after a sync. */

@@ -42,6 +42,7 @@ struct sim {
     struct sim_faults struck;    /* counts */
     uint64_t random, random_ids; /* states */
     uint64_t now_us, serial;
+    int64_t clock_ns;    /* by which the wall clock was set */
     uint64_t operations; /* of disks */
     uint64_t traffic;    /* bytes that arrived while */
     bool counts_traffic;
@@ -80,7 +81,6 @@ void sim_trace(struct sim *s, const char *fmt, ...) __attribute__((format(printf
 void sim_ready(struct io_op *op, int64_t result);
 /* Makes another attempt, or ends the operation, by the result of the last. */
 void sim_settle(struct io_op *op, int64_t result);
-uint64_t sim_unix_ns(const struct sim *s);
 
 struct sim_fd *sim_fd_get(struct sim *s, const struct sim_node *n, int fd); /* NULL: bad descriptor */
 struct sim_fd *sim_fd_new(struct sim *s, struct sim_node *n);               /* never NULL */
@@ -95,6 +95,9 @@ uint64_t disk_unsynced(struct disk *d);
 int64_t disk_open(struct disk *d, const char *path, int flags, struct inode **out);
 void disk_close(struct disk *d, struct sim_fd *f);
 int64_t disk_read(struct disk *d, const struct sim_fd *f, void *p, size_t n, uint64_t offset);
+/* A read of n bytes brought other sectors, of this file or of any. */
+void disk_misdirect(struct disk *d, const struct sim_fd *f, uint8_t *p, size_t n);
+unsigned *disk_rest(const struct sim_fd *f); /* reads of the file that will go well */
 int64_t disk_write(struct disk *d, const struct sim_fd *f, const void *p, size_t n, uint64_t offset);
 int64_t disk_sync(struct disk *d, const struct sim_fd *f);
 void disk_break_sync(const struct sim_fd *f); /* later syncs of it succeed and do nothing, as Linux does */

@@ -50,6 +50,8 @@ struct recover {
     struct run *run;
     unsigned flying;
     bool failed;
+    uint8_t *record; /* the store's own, as read; on a border of BLOCK_BYTES */
+    bool again;      /* that is the second look at it */
     bool (*each)(struct slot *t, const char *component); /* false: nothing to wait for */
     void (*after)(struct recover *r);
     struct slot slots[PARALLEL];
@@ -58,6 +60,7 @@ struct recover {
 static void finish(struct recover *r)
 {
     struct store_opening *o = r->opening;
+    free(r->record);
     loop_names_free(&r->tenants);
     loop_names_free(&r->folders);
     loop_names_free(&r->objects);
@@ -185,7 +188,7 @@ static void slot_has_read(struct backend_op *op)
         slot_end(t);
         return;
     }
-    if (t->again || why.class == ERR_NO_MEMORY || why.class == ERR_VERSION) {
+    if (t->again || why.class == ERR_NO_MEMORY) {
         slot_damaged(t, &why);
         return;
     }
@@ -326,15 +329,24 @@ static void loose_found(struct slot *t, const struct segment_trailer *trailer, s
 
 static void segment_look(struct slot *t);
 
+/* The segment is looked at again from the begin, past the cache; then it is damaged. */
+static void segment_suspect(struct slot *t, const struct err *why)
+{
+    if (t->again || why->class == ERR_NO_MEMORY) {
+        slot_damaged(t, why);
+        return;
+    }
+    t->again = true;
+    free(t->p);
+    t->p = NULL;
+    segment_look(t);
+}
+
 static void trailer_read(struct backend_op *op)
 {
     struct slot *t = slot_of(op);
     struct segment_trailer trailer;
     struct err why = op->err;
-    if (once_more(t, op)) {
-        segment_look(t);
-        return;
-    }
     if (op->result >= 0 && op->result < BLOCK_BYTES)
         err_set(&why, ERR_CORRUPT, "the trailer is cut short");
     if (why.class == ERR_NONE && segment_trailer_decode(t->p, &trailer, &why) == 0) {
@@ -346,7 +358,7 @@ static void trailer_read(struct backend_op *op)
             loose_found(t, &trailer, &why);
     }
     if (why.class != ERR_NONE)
-        slot_damaged(t, &why);
+        segment_suspect(t, &why);
     else
         slot_end(t);
 }
@@ -355,10 +367,6 @@ static void header_read(struct backend_op *op)
 {
     struct slot *t = slot_of(op);
     struct err why = op->err;
-    if (once_more(t, op)) {
-        segment_look(t);
-        return;
-    }
     char hex[2 * ID_BYTES + 1], *base = strrchr(t->name, '/');
     if (op->result >= 0 && op->result < BLOCK_BYTES)
         err_set(&why, ERR_CORRUPT, "the header is cut short");
@@ -368,11 +376,11 @@ static void header_read(struct backend_op *op)
         err_set(&why, ERR_CORRUPT, "the header names segment %s, or another run, than the object's name does",
                 hex);
     if (why.class != ERR_NONE) {
-        slot_damaged(t, &why);
+        segment_suspect(t, &why);
         return;
     }
-    backend_read(t->r->s->o.backend, slot_op(t, trailer_read), t->name, false, t->bytes - BLOCK_BYTES, t->p,
-                 BLOCK_BYTES);
+    backend_read(t->r->s->o.backend, slot_op(t, trailer_read), t->name, t->again, t->bytes - BLOCK_BYTES,
+                 t->p, BLOCK_BYTES);
 }
 
 static void segment_has_size(struct backend_op *op)
@@ -380,10 +388,6 @@ static void segment_has_size(struct backend_op *op)
     struct slot *t = slot_of(op);
     struct err why = op->err;
     struct segment *g = t->segment;
-    if (once_more(t, op)) {
-        segment_look(t);
-        return;
-    }
     if (op->result >= 0 && g) {
         if (t->bytes == g->file_bytes)
             segment_stored(g, t->bytes);
@@ -396,11 +400,11 @@ static void segment_has_size(struct backend_op *op)
         err_set(&why, ERR_NO_MEMORY, "no memory for a segment's header");
     }
     if (why.class != ERR_NONE)
-        slot_damaged(t, &why);
+        segment_suspect(t, &why);
     else if (g)
         slot_end(t);
     else
-        backend_read(t->r->s->o.backend, slot_op(t, header_read), t->name, false, 0, t->p, BLOCK_BYTES);
+        backend_read(t->r->s->o.backend, slot_op(t, header_read), t->name, t->again, 0, t->p, BLOCK_BYTES);
 }
 
 static void segment_look(struct slot *t)
@@ -771,6 +775,8 @@ static void store_looked_for(struct backend_op *op)
     backend_put_new(s->o.backend, next_op(r, store_written), "store", r->buf.p, r->buf.n);
 }
 
+static void store_look(struct recover *r);
+
 static void store_read(struct backend_op *op)
 {
     struct recover *r = recover_of(op);
@@ -779,23 +785,29 @@ static void store_read(struct backend_op *op)
         list(r, &r->tenants, store_looked_for);
         return;
     }
-    if (op->result < 0) {
-        fail(r, "reading the store's record");
-        return;
+    bool good = op->result >= 0 &&
+                record_store_decode(r->record, (size_t)op->result, &r->s->record, &r->opening->err) == 0;
+    if (!good && !r->again) {
+        err_clear(&r->opening->err);
+        r->again = true;
+        store_look(r);
+    } else if (!good) {
+        fail(r, op->result < 0 ? "reading the store's record" : "the store's record ('store')");
+    } else {
+        list_tenants(r);
     }
-    if (record_store_decode(r->buf.p, (size_t)op->result, &r->s->record, &r->opening->err) < 0) {
-        fail(r, "the store's record ('store')");
-        return;
-    }
-    buf_reset(&r->buf);
-    list_tenants(r);
+}
+
+static void store_look(struct recover *r)
+{
+    backend_read(r->s->o.backend, next_op(r, store_read), "store", r->again, 0, r->record, BLOCK_BYTES);
 }
 
 void recover_start(struct store *s, struct store_opening *opening)
 {
     struct recover *r = calloc(1, sizeof *r);
-    check(r && buf_reserve(&r->buf, BLOCK_BYTES)); /* at start, before anything was promised */
+    check(r && (r->record = aligned_alloc(BLOCK_BYTES, BLOCK_BYTES))); /* before anything was promised */
     r->s = s;
     r->opening = opening;
-    backend_read(s->o.backend, next_op(r, store_read), "store", false, 0, r->buf.p, BLOCK_BYTES);
+    store_look(r);
 }

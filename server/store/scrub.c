@@ -58,8 +58,8 @@ static void scrub_free(void *own)
     free(x);
 }
 
-static task_step next_run, next_commit, next_part, segment_start, index_start, index_step, chunk_next,
-    chunk_step, segment_good;
+static task_step next_run, next_commit, next_part, segment_start, header_start, trailer_start, index_start,
+    index_step, chunk_next, chunk_step, segment_good;
 
 static uint64_t sequence_now(const struct scrub *x)
 {
@@ -188,6 +188,16 @@ static int read_fully(struct task *t, size_t n, struct err *why)
 
 /* ---- chunks ---- */
 
+/* Also a good chunk fails by an entry that was misread: the table is read again with it. */
+static void chunk_suspect(struct task *t, uint64_t offset, uint64_t bytes, const struct err *why)
+{
+    struct scrub *x = t->own;
+    uint32_t number = x->chunk_at;
+    x->window_bytes = 0;
+    x->chunk_at += x->again;
+    suspicion(t, number, offset, bytes, why, chunk_step, chunk_next);
+}
+
 static void chunk_read(struct task *t)
 {
     struct scrub *x = t->own;
@@ -207,17 +217,13 @@ static void chunk_read(struct task *t)
                 rc = err_set(&why, ERR_CORRUPT, "chunk %u: padding at offset %" PRIu64 " is not zero",
                              x->chunk_at, x->chunk.offset + i);
     }
-    if (rc < 0 && !x->again) {
-        suspicion(t, x->chunk_at, x->chunk.offset, stored, &why, chunk_step, NULL);
+    if (rc < 0) {
+        chunk_suspect(t, x->chunk.offset, stored, &why);
         return;
     }
-    uint32_t number = x->chunk_at++;
-    if (rc < 0)
-        item(t, number, x->chunk.offset, stored, &why, chunk_next);
-    else {
-        x->again = false;
-        chunk_next(t);
-    }
+    x->again = false;
+    x->chunk_at++;
+    chunk_next(t);
 }
 
 static void window_read(struct task *t)
@@ -225,8 +231,7 @@ static void window_read(struct task *t)
     struct scrub *x = t->own;
     struct err why = {0};
     if (read_fully(t, CHUNK_ENTRY_BYTES, &why) < 0) {
-        x->again = true; /* it was read well for the digest a moment ago: no third look */
-        suspicion(t, NOT_A_CHUNK, x->window_offset, WINDOW_BYTES, &why, NULL, next_part);
+        suspicion(t, NOT_A_CHUNK, x->window_offset, WINDOW_BYTES, &why, chunk_step, next_part);
         return;
     }
     x->window_bytes = (size_t)t->io->op.result;
@@ -246,11 +251,11 @@ static void chunk_step(struct task *t)
         return;
     }
     if (chunk_entry_decode(x->window + (at - x->window_offset), x->chunk_at, &x->chunk, &why) < 0) {
-        uint32_t number = x->chunk_at++;
-        item(t, number, at, CHUNK_ENTRY_BYTES, &why, chunk_next);
+        chunk_suspect(t, at, CHUNK_ENTRY_BYTES, &why);
         return;
     }
     if (x->chunk.stored_bytes == 0) {
+        x->again = false;
         x->chunk_at++;
         task_later(t, chunk_next);
         return;
@@ -364,10 +369,17 @@ static void trailer_read(struct task *t)
                     memcmp(x->trailer.index_digest, x->part.index_digest, SHA256_BYTES) != 0))
         rc = err_set(&why, ERR_CORRUPT, "the trailer is not the one that the commit record binds");
     if (rc < 0) {
-        suspicion(t, NOT_A_CHUNK, at, BLOCK_BYTES, &why, segment_start, next_part);
+        suspicion(t, NOT_A_CHUNK, at, BLOCK_BYTES, &why, trailer_start, next_part);
         return;
     }
+    x->again = false;
     index_start(t);
+}
+
+static void trailer_start(struct task *t)
+{
+    struct scrub *x = t->own;
+    read_at(t, x->part.segment_bytes - BLOCK_BYTES, x->buffer, BLOCK_BYTES, trailer_read);
 }
 
 static void header_read(struct task *t)
@@ -386,10 +398,17 @@ static void header_read(struct task *t)
         rc = err_set(&why, ERR_CORRUPT,
                      "the header names another segment, run, attempt, step or rank than the commit");
     if (rc < 0) {
-        suspicion(t, NOT_A_CHUNK, 0, BLOCK_BYTES, &why, segment_start, next_part);
+        suspicion(t, NOT_A_CHUNK, 0, BLOCK_BYTES, &why, header_start, next_part);
         return;
     }
-    read_at(t, x->part.segment_bytes - BLOCK_BYTES, x->buffer, BLOCK_BYTES, trailer_read);
+    x->again = false;
+    trailer_start(t);
+}
+
+static void header_start(struct task *t)
+{
+    struct scrub *x = t->own;
+    read_at(t, 0, x->buffer, BLOCK_BYTES, header_read);
 }
 
 static void segment_has_size(struct task *t)
@@ -403,7 +422,8 @@ static void segment_has_size(struct task *t)
         suspicion(t, NOT_A_CHUNK, 0, x->part.segment_bytes, &why, segment_start, next_part);
         return;
     }
-    read_at(t, 0, x->buffer, BLOCK_BYTES, header_read);
+    x->again = false;
+    header_start(t);
 }
 
 static void segment_start(struct task *t)

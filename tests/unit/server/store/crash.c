@@ -332,13 +332,22 @@ static void one_bad_read_is_no_damage(void **state)
     memset(&m, 0, sizeof m);
     store_rig_open(&m.rig, STORE_ON_SIM, 4);
     assert_true(history(&m));
-    /* so few that two in a row at one place, which no scrub could tell from damage, are not met */
-    sim_set_faults(m.rig.sim, &(struct sim_faults){.read_corrupt = 2000});
+    struct rig_part loose = part(&m, 5000, 0); /* sealed, and in no commit: looked into at a start */
+    assert_int_equal(rig_part_write(&m.rig, &loose), ERR_NONE);
+    /* never two in a row at one place, which nobody could tell from damage */
+    sim_set_faults(m.rig.sim, &(struct sim_faults){
+                                  .read_corrupt = 100000, .read_misdirected = 100000, .misread_rest = 2});
     int64_t found = metric_get(METRIC_corrupt_found);
-    for (int i = 0; i < 100; i++)
+    for (int i = 0; i < 40; i++) {
         nothing_is_damaged(&m);
-    assert_true(sim_struck(m.rig.sim)->read_corrupt > 5);
+        store_rig_stop(&m.rig);
+        if (!store_rig_start(&m.rig))
+            fail_msg("%s", m.rig.err.text);
+    }
+    assert_int_equal(once(rig_join(&m.rig, &loose, 1)), ERR_TIMEOUT); /* it is known, and waits for others */
+    assert_true(sim_struck(m.rig.sim)->read_corrupt > 100 && sim_struck(m.rig.sim)->read_misdirected > 100);
     assert_int_equal(metric_get(METRIC_corrupt_found), found);
+    rig_part_free(&loose);
     sim_set_faults(m.rig.sim,
                    &(struct sim_faults){.read_corrupt = 1000000}); /* and if it is always wrong, it is */
     unsigned bad = 0;
