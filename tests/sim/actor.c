@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 
 #include "tests/sim/fiber.h"
+#include "tests/sim/ghost.h"
 
 #define DEADLINE_MS 8000u
 #define PATIENCE_MS 40000u /* beyond it an answer that was promised within the deadline counts as lost */
@@ -21,8 +22,10 @@ struct line {
     struct io_op connect, recv, send, close;
     bool connecting, receiving, sending, closing;
     bool lost;
+    enum client_role role;
     uint8_t *send_buf;
     uint8_t in[8192];
+    struct buf said; /* all that was sent, for a ghost */
     struct list calls;
     uint64_t last_id;
 };
@@ -164,6 +167,9 @@ static void line_free(struct line *l)
     l->w->lines--;
     channel_free(l->channel);
     free(l->send_buf);
+    if (l->w->faulty && l->said.n && l->w->ghosts_left && draw_below(&l->w->rng, 2))
+        ghost_begin(l->w, l->role, &l->said);
+    buf_free(&l->said);
     free(l);
 }
 
@@ -185,6 +191,8 @@ static void line_settle(struct line *l)
         l->send_buf = channel_output_take(l->channel, &n);
         if (l->send_buf) {
             l->sending = true;
+            if (l->w->ghosts_left && l->said.n < GHOST_BYTES_MAX)
+                buf_put(&l->said, l->send_buf, n);
             l->send.done = line_sent;
             loop_send(l->w->clients, &l->send, l->fd, l->send_buf, n);
         }
@@ -217,6 +225,17 @@ static void grant(struct line *l, struct call *c)
     msg_credit_encode(&(struct msg_credit){.request_id = c->id, .bytes = bytes}, &m);
     check(channel_send(l->channel, &h, SLICE(m.p, m.n), (struct slice){0}, NULL) == 0);
     buf_free(&m);
+}
+
+/* The deed is done, and nobody hears of it. */
+static bool is_lost_on_the_way(struct line *l, const struct frame *f)
+{
+    uint32_t chance = l->w->faulty ? l->w->plan.knob[KNOB_LOST_REPLY] : 0;
+    if (!chance || f->header.flags & FRAME_MORE || draw_below(&l->w->rng, 1000000) >= chance)
+        return false;
+    l->w->tally.lost_replies++;
+    line_lose(l);
+    return true;
 }
 
 static void take_answer(struct line *l, struct call *c, const struct frame *f)
@@ -254,7 +273,8 @@ static void take_frame(struct line *l, const struct frame *f)
     list_for_each (it, &l->calls) {
         struct call *c = container_of(it, struct call, link);
         if (c->id == f->header.request_id) {
-            take_answer(l, c, f);
+            if (!is_lost_on_the_way(l, f))
+                take_answer(l, c, f);
             return;
         }
     }
@@ -321,6 +341,7 @@ static void line_open(struct actor *a)
     check(l && channel_create_clear(false, &server, &l->channel) == 0);
     l->w = a->w;
     l->w->lines++;
+    l->role = a->role;
     l->a = a;
     l->fd = -1;
     list_init(&l->calls);

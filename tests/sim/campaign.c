@@ -305,13 +305,15 @@ static int summary(const struct campaign *c)
            "server: starts %llu, crashes %llu, stops %llu; ranks "
            "killed %llu, "
            "attempts left running %llu; faults: cuts %llu, read %llu, write %llu, sync %llu, no space %llu, "
-           "short %llu; key rotations %llu, crash images %llu, fault sites and cuts %llu: %llu passed, %llu "
-           "failed\n",
+           "short %llu, corrupt %llu, misdirected %llu of which caught by clients %llu, replies lost %llu, "
+           "clock steps %llu, ghosts %llu of %llu frames; key rotations %llu, crash images %llu, fault sites "
+           "%llu, cuts of commits %llu: %llu passed, %llu failed\n",
            N(seeds + c->failed), N(c->from), N(traced), N(t.events), N(t.answers), N(t.errors), N(t.commits),
            N(t.restores), N(t.prunes), N(t.pruned), N(t.starts), N(t.crashes), N(t.stops), N(t.kills),
            N(t.zombies), N(t.cuts), N(t.read_errors), N(t.write_errors), N(t.sync_errors), N(t.no_space),
-           N(t.shorts), N(t.rotations), N(t.images), N(t.sites), N(one_thing ? t.images + t.sites : seeds),
-           N(c->failed));
+           N(t.shorts), N(t.corrupt), N(t.misdirected), N(t.caught), N(t.lost_replies), N(t.clock_steps),
+           N(t.ghosts), N(t.ghost_frames), N(t.rotations), N(t.images), N(t.sites), N(t.site_cuts),
+           N(one_thing ? t.images + t.sites + t.site_cuts : seeds), N(c->failed));
 #undef N
     return c->failed ? 1 : 0;
 }

@@ -35,6 +35,7 @@ static void broken(struct model *m, const struct model_run *r, const char *fmt, 
 
 void model_free(struct model *m)
 {
+    free(m->clocks.at);
     for (size_t i = 0; i < sizeof m->run / sizeof *m->run; i++) {
         struct model_run *r = &m->run[i];
         free(r->attempts.at);
@@ -308,15 +309,34 @@ void model_empty(struct model *m, struct model_run *r, uint64_t asked_at)
     }
 }
 
-size_t model_prune_asked(struct model *m, struct model_run *r, uint32_t keep_last, uint64_t keep_every)
+void model_clock_stepped(struct model *m, int64_t by_ns)
 {
-    *model_add(&r->prunes) =
-        (struct model_prune){.asked_at = ++m->now, .keep_last = keep_last, .keep_every = keep_every};
+    *model_add(&m->clocks) = (struct model_clock){.at = ++m->now, .by_ns = by_ns};
+}
+
+/* The latest time that the wall clock can have said since then. */
+static uint64_t latest_since(const struct model *m, uint64_t at, uint64_t now_ns)
+{
+    uint64_t latest = now_ns, before = now_ns;
+    for (size_t i = m->clocks.n; i-- > 0 && m->clocks.at[i].at > at;) {
+        before -= (uint64_t)m->clocks.at[i].by_ns;
+        latest = before > latest ? before : latest;
+    }
+    return latest;
+}
+
+size_t model_prune_asked(struct model *m, struct model_run *r, uint32_t keep_last, uint64_t keep_every,
+                         uint64_t keep_within_ns)
+{
+    *model_add(&r->prunes) = (struct model_prune){.asked_at = ++m->now,
+                                                  .keep_last = keep_last,
+                                                  .keep_every = keep_every,
+                                                  .keep_within_ns = keep_within_ns};
     return r->prunes.n - 1;
 }
 
 void model_prune_told(struct model *m, struct model_run *r, size_t prune, const struct msg_prune_item *items,
-                      size_t n)
+                      size_t n, uint64_t now_ns)
 {
     struct model_prune *p = &r->prunes.at[prune];
     m->now++;
@@ -334,6 +354,10 @@ void model_prune_told(struct model *m, struct model_run *r, size_t prune, const 
         if (items[i].reason == PRUNE_REMOVE_OLD && newer < p->keep_last && !(c && c->bad_asked))
             broken(m, r, "prune removed sequence %" PRIu64 " of the last %u", items[i].sequence,
                    p->keep_last);
+        if (items[i].reason == PRUNE_REMOVE_OLD && !(c && c->bad_asked) && p->keep_within_ns &&
+            latest_since(m, p->asked_at, now_ns) <= items[i].server_time_ns + p->keep_within_ns)
+            broken(m, r, "prune removed sequence %" PRIu64 ", which is younger than %" PRIu64 " s",
+                   items[i].sequence, p->keep_within_ns / 1000000000u);
         if (c)
             c->removed_at = m->now;
     }
@@ -378,6 +402,9 @@ static void listed_one(struct model *m, struct model_run *r, uint64_t asked_at,
     if (x->parts != x->world || x->world != a->world)
         broken(m, r, "sequence %" PRIu64 " is listed with %u parts of %u, saved by %u ranks", x->sequence,
                x->parts, x->world, a->world);
+    if (c->server_time_ns && c->server_time_ns != x->server_time_ns)
+        broken(m, r, "sequence %" PRIu64 " was made at another time when it was listed before", x->sequence);
+    c->server_time_ns = x->server_time_ns;
     if (c->pinned_at && c->pinned_at < asked_at && !c->pin_in_doubt_at && !x->pinned)
         broken(m, r, "sequence %" PRIu64 " was pinned and is listed without", x->sequence);
 }

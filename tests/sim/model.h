@@ -14,7 +14,8 @@
  *  - a segment is in at most one commit, and in none after its rank was told that it is fenced or gone;
  *  - once a newer attempt's number was told, the older ones commit nothing more;
  *  - a run keeps its id and its key from when they were told;
- *  - prune removes no pinned commit, not the last good one, and none that its rule keeps.
+ *  - prune removes no pinned commit, not the last good one, and none that its rule keeps: also where the
+ *    wall clock was set meanwhile, none that is young by what it ever said during the prune.
  */
 #ifndef LARDER_TESTS_SIM_MODEL_H
 #define LARDER_TESTS_SIM_MODEL_H
@@ -48,6 +49,7 @@ struct model_segment {
 
 struct model_commit {
     uint64_t sequence, step, known_at, removed_at; /* removed: told by prune */
+    uint64_t server_time_ns;                       /* listed */
     uint64_t pinned_at, pin_in_doubt_at; /* told; somebody asked to unpin or the pin is on its way */
     bool bad_asked;
     struct id attempt;
@@ -56,7 +58,12 @@ struct model_commit {
 struct model_prune {
     uint64_t asked_at, told_at; /* told 0: may still go on */
     uint32_t keep_last;
-    uint64_t keep_every;
+    uint64_t keep_every, keep_within_ns;
+};
+
+struct model_clock { /* the wall clock was set */
+    uint64_t at;
+    int64_t by_ns;
 };
 
 struct model_fence { /* commits above `sequence` are of attempt `number` or newer */
@@ -87,6 +94,7 @@ struct model_run {
 struct model {
     uint64_t now;
     uint64_t commits_told;
+    MODEL_ARRAY(model_clock) clocks;
     struct model_run run[2];
     /* Does not return. */
     void (*fail)(void *arg, const char *text);
@@ -120,9 +128,12 @@ void model_not_found(struct model *m, struct model_run *r, uint64_t sequence, co
 /* Nothing good was found in the run. */
 void model_empty(struct model *m, struct model_run *r, uint64_t asked_at);
 
-size_t model_prune_asked(struct model *m, struct model_run *r, uint32_t keep_last, uint64_t keep_every);
+void model_clock_stepped(struct model *m, int64_t by_ns);
+size_t model_prune_asked(struct model *m, struct model_run *r, uint32_t keep_last, uint64_t keep_every,
+                         uint64_t keep_within_ns);
+/* now_ns: what the wall clock says. */
 void model_prune_told(struct model *m, struct model_run *r, size_t prune, const struct msg_prune_item *items,
-                      size_t n);
+                      size_t n, uint64_t now_ns);
 void model_pin(struct model *m, struct model_run *r, uint64_t sequence, bool told, bool pin);
 void model_bad_asked(struct model *m, struct model_run *r, uint64_t sequence);
 

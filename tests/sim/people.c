@@ -46,12 +46,21 @@ void reader_main(struct actor *a)
 
 /* ---- the operator ---- */
 
+/* Seconds for which commits are kept, mostly none. */
+static uint64_t some_age(struct actor *a)
+{
+    static const uint64_t ages[] = {1, 10, 3600, 86400};
+    return roll(a, 2) ? ages[roll(a, 4)] : 0;
+}
+
 static void prune(struct actor *a, struct model_run *r, uint32_t keep_last, uint64_t keep_every)
 {
+    uint64_t keep_within_s = some_age(a);
     struct call c = {0};
-    size_t p = model_prune_asked(&a->w->model, r, keep_last, keep_every);
-    enum err_class class = ASK(a, &c, OP_PRUNE, prune, .kind = (uint8_t)r->kind, .name = slice_str(r->name),
-                               .keep_last = keep_last, .keep_every = keep_every, .execute = 1);
+    size_t p = model_prune_asked(&a->w->model, r, keep_last, keep_every, keep_within_s * 1000000000u);
+    enum err_class class =
+        ASK(a, &c, OP_PRUNE, prune, .kind = (uint8_t)r->kind, .name = slice_str(r->name),
+            .keep_last = keep_last, .keep_every = keep_every, .keep_within_s = keep_within_s, .execute = 1);
     if (class == ERR_NONE) {
         struct msg_prune_reply reply = ANSWER(&c, prune_reply);
         struct rcur in = rcur_of(reply.items.p, reply.items.n);
@@ -60,7 +69,7 @@ static void prune(struct actor *a, struct model_run *r, uint32_t keep_last, uint
         for (uint32_t i = 0; i < reply.count; i++)
             if (msg_prune_item_decode(&in, &items[i], &c.err) < 0)
                 world_fail(a->w, "the answer to prune: %s", c.err.text);
-        model_prune_told(&a->w->model, r, p, items, reply.count);
+        model_prune_told(&a->w->model, r, p, items, reply.count, sim_unix_ns(a->w->sim));
         free(items);
         a->w->tally.prunes++;
     }
@@ -135,6 +144,25 @@ void operator_main(struct actor *a)
         else if (n > 1 && roll(a, 3) == 0)
             mark(a, r, some, MARK_ACTION_BAD);
         free(items);
+    }
+}
+
+/* ---- the clock ---- */
+
+void clock_main(struct actor *a)
+{
+    static const uint32_t spans_s[] = {1, 60, 3600, 3 * 3600, 86400};
+    uint32_t left = a->w->plan.knob[KNOB_CLOCK_STEPS];
+    while (alive(a) && left > 0 && jobs_run(a->w)) {
+        actor_sleep(a, 1 + roll(a, 1500));
+        if (!a->w->faulty)
+            break;
+        left--;
+        int64_t ns = (int64_t)spans_s[roll(a, 5)] * 1000000000 + roll(a, 1000000000);
+        ns = roll(a, 2) ? ns : -ns;
+        sim_step_clock(a->w->sim, ns);
+        model_clock_stepped(&a->w->model, ns);
+        a->w->tally.clock_steps++;
     }
 }
 

@@ -19,14 +19,19 @@ enum knob {
     KNOB_ZOMBIES, /* jobs that are started again while the old one still runs */
     KNOB_CUT,     /* from here on per million operations: connections are cut */
     KNOB_READ_ERROR,
+    KNOB_CORRUPT,   /* what is read has a flipped bit */
+    KNOB_MISDIRECT, /* or comes from other sectors */
     KNOB_WRITE_ERROR,
     KNOB_SYNC_ERROR,
     KNOB_NO_SPACE,
-    KNOB_SHORT,     /* transfers end early */
-    KNOB_STALL,     /* milliseconds that an operation may take more */
-    KNOB_TIGHT,     /* a disk that is nearly full */
-    KNOB_SAME_BOOT, /* after a failed sync larderd is first started again without a start of the machine */
-    KNOB_BAD_START, /* reads fail also while the server starts and reads its records; never drawn */
+    KNOB_SHORT,      /* transfers end early */
+    KNOB_STALL,      /* milliseconds that an operation may take more */
+    KNOB_LOST_REPLY, /* per million answers: it is lost, with its connection, after the deed */
+    KNOB_GHOSTS, /* connections whose messages come once more, on another: also doubled, or in any order */
+    KNOB_CLOCK_STEPS, /* the wall clock is set forward or back, by seconds to days */
+    KNOB_TIGHT,       /* a disk that is nearly full */
+    KNOB_SAME_BOOT,   /* after a failed sync larderd is first started again without a start of the machine */
+    KNOB_BAD_START,   /* reads fail also while the server starts and reads its records; never drawn */
     /* People and their work. */
     KNOB_JOBS,
     KNOB_RANKS,

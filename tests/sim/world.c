@@ -166,6 +166,9 @@ void world_faults(struct world *w)
                            .stall_ms_max = w->faulty ? k[KNOB_STALL] : 0};
     if (w->faulty && !one_thing(w))
         f = (struct sim_faults){.read_error = server_up(w) || k[KNOB_BAD_START] ? k[KNOB_READ_ERROR] : 0,
+                                .read_corrupt = k[KNOB_CORRUPT],
+                                .read_misdirected = k[KNOB_MISDIRECT],
+                                .misread_rest = 64,
                                 .write_error = k[KNOB_WRITE_ERROR],
                                 .write_no_space = k[KNOB_NO_SPACE],
                                 .sync_error = k[KNOB_SYNC_ERROR],
@@ -311,6 +314,8 @@ static void people_come(struct world *w)
     }
     for (uint32_t i = 0; i < k[KNOB_READERS]; i++)
         (void)actor_begin(w, ROLE_READER, reader_main, NULL, "reader %u", i);
+    if (k[KNOB_CLOCK_STEPS])
+        (void)actor_begin(w, ROLE_OPERATOR, clock_main, NULL, "clock");
     if (k[KNOB_OPERATOR] || k[KNOB_TIGHT])
         (void)actor_begin(w, ROLE_OPERATOR, operator_main, NULL, "operator");
 }
@@ -332,6 +337,7 @@ static void world_create(struct world *w, const struct plan *plan, const struct 
         snprintf(w->model.run[i].name, sizeof w->model.run[i].name, "run%d", i);
     w->model.run[0].kind = RUN_CHECKPOINTS;
     w->model.run[1].kind = plan->knob[KNOB_DATASET] ? RUN_DATASET : RUN_CHECKPOINTS;
+    w->ghosts_left = plan->knob[KNOB_GHOSTS];
     list_init(&w->lives);
     list_init(&w->actors);
     struct sim_options so = {.seed = plan->seed};
@@ -366,7 +372,10 @@ static void world_destroy(struct world *w)
     w->tally.sync_errors = f->sync_error;
     w->tally.no_space = f->write_no_space;
     w->tally.shorts = f->short_transfer;
-    w->tally.sites = f->fail_at + f->cut_at;
+    w->tally.sites = f->fail_at;
+    w->tally.site_cuts = f->cut_at;
+    w->tally.corrupt = f->read_corrupt;
+    w->tally.misdirected = f->read_misdirected;
     model_free(&w->model);
     loop_destroy(w->clients);
     sim_destroy(w->sim);

@@ -15,8 +15,10 @@
 /* What a seed reached; all 64 bits wide, so that they can be added up. */
 struct tally {
     uint64_t events, answers, errors, commits, restores, prunes, starts, crashes, stops, kills, zombies,
-        rotations, images, sites, pruned; /* pruned: worlds with a prune, a crash and a stop */
+        rotations, images, sites, site_cuts, pruned; /* pruned: worlds with a prune, a crash and a stop */
     uint64_t cuts, read_errors, write_errors, no_space, sync_errors, shorts;
+    uint64_t corrupt, misdirected, caught; /* caught: what a client read did not stand its checks */
+    uint64_t lost_replies, ghosts, ghost_frames, clock_steps;
 };
 
 struct life;
@@ -52,7 +54,8 @@ struct world {
     bool reboot_wanted;    /* the server has refused to start before one */
     bool restart_wanted;   /* somebody met a store that is read-only */
     struct list actors;
-    unsigned actor_count, lines;
+    unsigned actor_count, lines; /* lines: and ghosts */
+    unsigned ghosts_left;
     struct job jobs[2];
     unsigned jobs_done;
     struct model model;
