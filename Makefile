@@ -172,8 +172,18 @@ $(BUILD)/gpu-bench: $(call objects,$(wildcard tests/gpu/*.c) tools/bench_data.c 
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -o $@ $(FORMAT_LIBS) $(CLIENT_LIBS)
 
-# The simulator's campaign: one program of all files in tests/sim.
-$(BUILD)/tests/sim/campaign: $(call objects,$(wildcard tests/sim/*.c)) $(SERVER) $(FORMAT)
+# Objects whose memory can be made to run out: tests/support/scarce.c stands between them and what is named here.
+SCARCE := malloc calloc realloc reallocarray aligned_alloc posix_memalign strdup strndup asprintf __asprintf_chk mmap opendir free \
+          pthread_create EVP_MD_CTX_new EVP_CIPHER_CTX_new SSL_new BIO_new ZSTD_createCCtx ZSTD_createDCtx
+scarce = $(patsubst $(BUILD)/obj/%,$(BUILD)/scarce/%,$(1))
+$(BUILD)/scarce/%.o: $(BUILD)/obj/%.o
+	$(Q)mkdir -p $(@D)
+	$(Q)objcopy $(foreach f,$(SCARCE),--redefine-sym $(f)=scarce_$(f)) $< $@
+
+# The simulator's campaign: one program of all files in tests/sim. Not the simulator's memory, but the server's runs out.
+SIMULATOR := $(filter $(BUILD)/obj/server/io/sim%,$(SERVER))
+$(BUILD)/tests/sim/campaign: $(call objects,$(wildcard tests/sim/*.c) tests/support/scarce.c) $(SIMULATOR) \
+    $(call scarce,$(filter-out $(SIMULATOR),$(SERVER)) $(FORMAT))
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(LINK) $^ -o $@ $(FORMAT_LIBS) $(SERVER_LIBS)

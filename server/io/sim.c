@@ -170,8 +170,8 @@ void sim_fd_free(struct sim *s, struct sim_fd *f)
 static void turn(struct sim *s, void *arg)
 {
     struct sim_loop *l = arg;
-    (void)s;
     l->turn_due = false;
+    s->turn = l;
     struct loop_msg *m = l->first, *next;
     l->first = NULL;
     l->end = &l->first;
@@ -183,6 +183,12 @@ static void turn(struct sim *s, void *arg)
     list_for_each (it, &l->loop.ready)
         ready++;
     loop_run_ready(&l->loop, ready);
+    s->turn = NULL;
+}
+
+int sim_turn(const struct sim *s)
+{
+    return s->turn ? (int)s->turn->node->number : -1;
 }
 
 static void want_turn(struct sim_loop *l)
@@ -667,7 +673,9 @@ static bool step(struct sim *s)
     if (timer && (!s->event_count || at_us <= s->heap[0].at_us)) {
         if (at_us > s->now_us)
             s->now_us = at_us;
+        s->turn = timer;
         loop_fire_timers(&timer->loop, sim_now_ms(s), 1);
+        s->turn = NULL;
         return true;
     }
     if (!s->event_count)

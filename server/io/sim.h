@@ -66,6 +66,7 @@ uint64_t sim_now_ms(const struct sim *s);
 /* The wall clock that all nodes have; it is set forward or back by so much. Monotonic time goes on. */
 uint64_t sim_unix_ns(const struct sim *s);
 void sim_step_clock(struct sim *s, int64_t ns);
+int sim_turn(const struct sim *s); /* node of the loop whose code runs now; -1: none does */
 
 /* The node loses power: its disk keeps what was durable (and, by seed, parts of what was not); its
  * connections break; every pending and later operation of its old loops ends with -EIO without effect, so

@@ -51,6 +51,7 @@ struct sim {
     struct sim_node **nodes;
     size_t node_count;
     struct list loops; /* of sim_loop */
+    const struct sim_loop *turn;
     struct sim_fd **fds;
     size_t fd_count;
     struct list listeners, conns;

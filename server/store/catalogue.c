@@ -89,19 +89,24 @@ struct tenant *tenant_find(const struct store *s, const char *name)
     return map_get(&s->tenants_by_name, &key);
 }
 
+int tenant_reserve(struct store *s)
+{
+    if (!s->tenant_spare && !(s->tenant_spare = calloc(1, sizeof *s->tenant_spare)))
+        return -ENOMEM;
+    return map_reserve(&s->tenants_by_name);
+}
+
 struct tenant *tenant_insert(struct store *s, const struct record_tenant *record)
 {
-    struct tenant *t = calloc(1, sizeof *t);
-    if (!t)
+    if (tenant_reserve(s) < 0)
         return NULL;
+    struct tenant *t = s->tenant_spare;
+    s->tenant_spare = NULL;
     t->record = *record;
     t->key = key_of_name(record->name, strlen(record->name));
     t->runs.seed = t->names.seed = t->segments.seed = s->map_seed;
     latch_init(&t->latch);
-    if (map_put(&s->tenants_by_name, &t->key, t) < 0) {
-        free(t);
-        return NULL;
-    }
+    check(map_put(&s->tenants_by_name, &t->key, t) == 0); /* tenant_reserve */
     list_add_tail(&s->tenants, &t->link);
     return t;
 }
@@ -141,6 +146,7 @@ void tenant_free(struct tenant *t)
     map_free(&t->runs);
     map_free(&t->names);
     map_free(&t->segments);
+    free(t->run_spare);
     free(t);
 }
 
@@ -174,11 +180,19 @@ struct run *run_by_name(const struct tenant *t, enum run_kind kind, struct slice
     return r && !r->destroying ? r : NULL;
 }
 
+int run_reserve(struct tenant *t)
+{
+    if (!t->run_spare && !(t->run_spare = calloc(1, sizeof *t->run_spare)))
+        return -ENOMEM;
+    return map_reserve(&t->runs) < 0 ? -ENOMEM : map_reserve(&t->names);
+}
+
 struct run *run_insert(struct tenant *t, const struct record_run *record)
 {
-    struct run *r = calloc(1, sizeof *r);
-    if (!r)
+    if (run_reserve(t) < 0)
         return NULL;
+    struct run *r = t->run_spare;
+    t->run_spare = NULL;
     r->tenant = t;
     r->record = *record;
     r->name_key = run_name_key(record->kind, slice_str(record->name));
@@ -187,16 +201,8 @@ struct run *run_insert(struct tenant *t, const struct record_run *record)
     list_init(&r->saves);
     list_init(&r->failed);
     struct id key = map_key(record->kind, &r->name_key);
-    if (map_put(&t->runs, &record->run_id, r) < 0)
-        goto failed;
-    if (map_put(&t->names, &key, r) < 0) {
-        map_remove(&t->runs, &record->run_id);
-        goto failed;
-    }
+    check(map_put(&t->runs, &record->run_id, r) == 0 && map_put(&t->names, &key, r) == 0); /* run_reserve */
     return r;
-failed:
-    free(r);
-    return NULL;
 }
 
 void run_hold(struct task *t, struct run *r)
@@ -260,9 +266,14 @@ bool task_run_by_name(struct task *t, unsigned kind, struct slice name)
     return r != NULL;
 }
 
+int envelope_reserve(struct run *r)
+{
+    return r->envelopes || (r->envelopes = calloc(ENVELOPES_MAX, sizeof *r->envelopes)) ? 0 : -ENOMEM;
+}
+
 int envelope_insert(struct run *r, uint32_t epoch, const uint8_t bytes[ENVELOPE_BYTES])
 {
-    if (!r->envelopes && !(r->envelopes = calloc(ENVELOPES_MAX, sizeof *r->envelopes)))
+    if (envelope_reserve(r) < 0)
         return -ENOMEM;
     if (r->envelope_count == ENVELOPES_MAX)
         return -E2BIG;
@@ -285,17 +296,27 @@ void envelope_remove(struct run *r, uint32_t epoch)
 
 /* ---- attempts ---- */
 
-int attempt_insert(struct run *r, const struct record_attempt *a)
+int attempt_reserve(struct run *r)
 {
-    struct record_attempt *bigger =
-        reallocarray(r->attempts, (size_t)r->attempt_count + 1, sizeof *r->attempts);
+    if (r->attempt_count < r->attempt_capacity)
+        return 0;
+    uint32_t capacity = r->attempt_capacity ? 2 * r->attempt_capacity : 4;
+    struct record_attempt *bigger = reallocarray(r->attempts, capacity, sizeof *bigger);
     if (!bigger)
         return -ENOMEM;
     r->attempts = bigger;
+    r->attempt_capacity = capacity;
+    return 0;
+}
+
+int attempt_insert(struct run *r, const struct record_attempt *a)
+{
+    if (attempt_reserve(r) < 0)
+        return -ENOMEM;
     uint32_t i = r->attempt_count++;
-    for (; i > 0 && bigger[i - 1].number > a->number; i--)
-        bigger[i] = bigger[i - 1];
-    bigger[i] = *a;
+    for (; i > 0 && r->attempts[i - 1].number > a->number; i--)
+        r->attempts[i] = r->attempts[i - 1];
+    r->attempts[i] = *a;
     if (a->number > r->attempt_highest)
         r->attempt_highest = a->number;
     return 0;

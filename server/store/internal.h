@@ -43,6 +43,7 @@ struct map {
     uint64_t seed; /* keys come from clients; a secret seed keeps them from choosing one place */
 };
 void *map_get(const struct map *m, const struct id *key);
+must_check int map_reserve(struct map *m); /* the next map_put will not fail; -ENOMEM */
 must_check int map_put(struct map *m, const struct id *key, void *value); /* key is new; -ENOMEM */
 void map_remove(struct map *m, const struct id *key);
 void map_free(struct map *m);
@@ -131,6 +132,7 @@ struct tenant {
     struct id key;
     struct list link; /* store.tenants */
     struct map runs, names, segments;
+    struct run *run_spare; /* run_reserve */
     struct latch latch;
     uint64_t stored_bytes, reserved_bytes;
 };
@@ -162,7 +164,7 @@ struct run {
     struct envelope *envelopes; /* by epoch */
     uint32_t envelope_count;
     struct record_attempt *attempts; /* by number */
-    uint32_t attempt_count;
+    uint32_t attempt_count, attempt_capacity;
     uint64_t attempt_highest;      /* number; also counts records that could not be read */
     struct commit_entry **commits; /* by sequence */
     size_t commit_count, commit_capacity;
@@ -225,6 +227,7 @@ struct store {
     uint64_t map_seed;
     struct map tenants_by_name;
     struct list tenants;
+    struct tenant *tenant_spare; /* tenant_reserve */
     struct latch latch;
     uint64_t damaged;
     struct list damages; /* the first DAMAGES_MAX of them */
@@ -276,6 +279,14 @@ const char *id_text(const struct id *id, char out[2 * ID_BYTES + 1]);
 /* A run's name fit for a sentence; good until the next call. */
 const char *run_text(const struct run *r);
 
+/* What is to become durable is put into the catalogue after it is: ..._reserve takes the memory for that
+ * before, under the same latch. Then the next ..._insert will not fail. -ENOMEM. */
+must_check int tenant_reserve(struct store *s);
+must_check int run_reserve(struct tenant *t);
+must_check int envelope_reserve(struct run *r);
+must_check int attempt_reserve(struct run *r);
+must_check int commit_reserve(struct run *r);
+
 struct tenant *tenant_find(const struct store *s, const char *name);
 must_check struct tenant *tenant_insert(struct store *s,
                                         const struct record_tenant *record); /* NULL: no memory */
@@ -302,7 +313,6 @@ must_check bool task_attempt_is_live(struct task *t, const struct run *r, const 
 /* 0, or fills why with ERR_FENCED / ERR_NOT_FOUND. */
 must_check int attempt_check(const struct run *r, const struct id *attempt, struct err *why);
 
-must_check int commit_reserve(struct run *r); /* the next commit_insert will not fail */
 /* Takes the entry over. -ENOMEM leaves it with the caller. */
 must_check int commit_insert(struct run *r, struct commit_entry *c);
 void commit_remove(struct run *r, struct commit_entry *c); /* frees it; segments are counted down */

@@ -40,9 +40,14 @@ static int grow(struct map *m)
     return 0;
 }
 
+int map_reserve(struct map *m)
+{
+    return m->count + m->count / 2 >= m->capacity ? grow(m) : 0;
+}
+
 int map_put(struct map *m, const struct id *key, void *value)
 {
-    if (m->count + m->count / 2 >= m->capacity && grow(m) < 0)
+    if (map_reserve(m) < 0)
         return -ENOMEM;
     struct map_slot *slot = &m->slots[find(m, key)];
     check(!slot->value && value);

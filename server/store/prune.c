@@ -113,13 +113,13 @@ static bool plan(struct task *t, struct prune *p)
     plan_abandoned(t, p);
     struct buf items = {0};
     encode_items(p, &items);
-    if (buf_end(&items, "the plan", t->err) < 0) {
-        task_end(t);
-        return false;
-    }
-    sha256(items.p, items.n, p->digest);
+    int rc = buf_end(&items, "the plan", t->err);
+    if (rc == 0)
+        sha256(items.p, items.n, p->digest);
     buf_free(&items);
-    return true;
+    if (rc < 0)
+        task_end(t);
+    return rc == 0;
 }
 
 static void prune_reply(struct task *t)

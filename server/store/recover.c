@@ -806,7 +806,13 @@ static void store_look(struct recover *r)
 void recover_start(struct store *s, struct store_opening *opening)
 {
     struct recover *r = calloc(1, sizeof *r);
-    check(r && (r->record = aligned_alloc(BLOCK_BYTES, BLOCK_BYTES))); /* before anything was promised */
+    if (!r || !(r->record = aligned_alloc(BLOCK_BYTES, BLOCK_BYTES))) {
+        err_set(&opening->err, ERR_NO_MEMORY, "no memory for reading the store");
+        free(r);
+        store_free(s);
+        opening->done(opening);
+        return;
+    }
     r->s = s;
     r->opening = opening;
     store_look(r);

@@ -22,11 +22,7 @@ static void tenant_written(struct task *t)
             task_fail_io(t, "adding a tenant");
         return;
     }
-    if (!tenant_insert(t->s, record)) {
-        task_fail(t, ERR_NO_MEMORY, "tenant %s is durable, but the server has no memory for it; restart it",
-                  record->name);
-        return;
-    }
+    check(tenant_insert(t->s, record)); /* tenant_reserve */
     log_info("tenant added tenant=%s quota_bytes=%" PRIu64 " weight=%u", record->name, record->quota_bytes,
              record->weight);
     task_end(t);
@@ -37,6 +33,10 @@ static void tenant_gated(struct task *t)
     struct record_tenant *record = t->own;
     if (tenant_find(t->s, record->name)) {
         task_fail(t, ERR_EXISTS, "tenant %s exists already", record->name);
+        return;
+    }
+    if (tenant_reserve(t->s) < 0) {
+        task_fail(t, ERR_NO_MEMORY, "the server has no memory for another tenant; try again later");
         return;
     }
     if (record_tenant_encode(record, &t->buf, t->err) < 0) {
@@ -191,10 +191,7 @@ static void run_written(struct task *t)
         return;
     }
     struct run *r = run_insert(t->tenant, record);
-    if (!r) {
-        task_fail(t, ERR_NO_MEMORY, "the run is durable, but the server has no memory for it; restart it");
-        return;
-    }
+    check(r); /* run_reserve */
     log_info("run made tenant=%s kind=%s run=%s", t->op->tenant,
              record->kind == RUN_DATASET ? "dataset" : "run", run_text(r));
     run_open_reply(t, r, true);
@@ -213,6 +210,10 @@ static void run_gated(struct task *t)
         task_fail(t, ERR_EXISTS,
                   "run id %s is taken, or its run is just being destroyed; choose another at random",
                   id_text(&record->run_id, text));
+        return;
+    }
+    if (run_reserve(t->tenant) < 0) {
+        task_fail(t, ERR_NO_MEMORY, "the server has no memory for another run; try again later");
         return;
     }
     if (record_run_encode(record, &t->buf, t->err) < 0) {
@@ -481,11 +482,7 @@ static void envelope_written(struct task *t)
         task_fail_io(t, "storing an envelope");
         return;
     }
-    if (envelope_insert(t->run, job->epoch, job->bytes) < 0) {
-        task_fail(t, ERR_NO_MEMORY,
-                  "the envelope is durable, but the server has no memory for it; restart it");
-        return;
-    }
+    check(envelope_insert(t->run, job->epoch, job->bytes) == 0); /* envelope_reserve */
     log_info("envelope stored tenant=%s run=%s epoch=%u", t->op->tenant, run_text(t->run), job->epoch);
     task_end(t);
 }
@@ -520,6 +517,10 @@ static void envelope_gated(struct task *t)
     if (r->envelope_count == ENVELOPES_MAX) {
         task_fail(t, ERR_LIMIT, "%s has %u envelopes already, the most allowed; drop old epochs first",
                   run_text(r), ENVELOPES_MAX);
+        return;
+    }
+    if (envelope_reserve(r) < 0) {
+        task_fail(t, ERR_NO_MEMORY, "the server has no memory for an envelope; try again later");
         return;
     }
     buf_put(&t->buf, job->bytes, ENVELOPE_BYTES);
@@ -628,11 +629,7 @@ static void attempt_written(struct task *t)
         }
         return;
     }
-    if (attempt_insert(r, record) < 0) {
-        task_fail(t, ERR_NO_MEMORY,
-                  "the attempt is durable, but the server has no memory for it; restart it");
-        return;
-    }
+    check(attempt_insert(r, record) == 0); /* attempt_reserve */
     log_info("attempt registered tenant=%s run=%s number=%" PRIu64 " world=%u", t->op->tenant, run_text(r),
              record->number, record->world);
     err_set(&why, ERR_FENCED,
@@ -668,6 +665,10 @@ static void attempt_gated(struct task *t)
                       known->number, run_text(r), known->world, record->world);
         else
             attempt_reply(t, known->number);
+        return;
+    }
+    if (attempt_reserve(r) < 0) {
+        task_fail(t, ERR_NO_MEMORY, "the server has no memory for another attempt; try again later");
         return;
     }
     record->number = r->attempt_highest + 1;

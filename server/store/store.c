@@ -144,7 +144,13 @@ static void turn(struct loop_msg *msg)
 void store_open(const struct store_options *o, struct store_opening *opening)
 {
     struct store *s = calloc(1, sizeof *s);
-    check(s); /* at start, before anything was promised */
+    opening->store = NULL;
+    opening->err = (struct err){0};
+    if (!s) {
+        err_set(&opening->err, ERR_NO_MEMORY, "no memory for the store");
+        opening->done(opening);
+        return;
+    }
     s->o = *o;
     s->turn.run = turn;
     s->idle_timer.fire = segments_idle;
@@ -159,8 +165,6 @@ void store_open(const struct store_options *o, struct store_opening *opening)
     latch_init(&s->latch);
     loop_random(o->loop, &s->map_seed, sizeof s->map_seed);
     s->tenants_by_name.seed = s->map_seed;
-    opening->store = NULL;
-    opening->err = (struct err){0};
     recover_start(s, opening);
 }
 
@@ -171,6 +175,7 @@ void store_free(struct store *s)
     for (struct list *it; (it = list_pop(&s->tenants));)
         tenant_free(container_of(it, struct tenant, link));
     map_free(&s->tenants_by_name);
+    free(s->tenant_spare);
     for (struct list *it; (it = list_pop(&s->damages));)
         free(container_of(it, struct damage, link));
     free(s);

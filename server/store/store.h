@@ -48,8 +48,8 @@ struct store_options {
  * checks that what commits name is there with the right length. Damaged or unknown-version objects are
  * reported by name and do not stop the start, except the store record itself. */
 struct store_opening {
-    void (*done)(struct store_opening *o);
-    struct store *store; /* NULL on failure */
+    void (*done)(struct store_opening *o); /* may be called before store_open returns: no memory */
+    struct store *store;                   /* NULL on failure */
     struct err err;
 };
 void store_open(const struct store_options *o, struct store_opening *opening);

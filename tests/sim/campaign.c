@@ -6,10 +6,12 @@
  * smaller as long as it still fails.
  *
  * Or one thing goes wrong in each history of a plan (moments.h): the power fails after one change of the
- * disk, one operation of the disk fails, or a connection breaks at one byte of a commit.
+ * disk, one operation of the disk fails, one allocation fails, or a connection breaks at one byte of a
+ * commit.
  *
  *   campaign [--from S] [--seeds N] [--seconds T] [--jobs N] [--stop]    many; --stop: until one fails
- *   campaign --images N | --sites N | --cuts N  [--seeds N] ...          so many histories of a seed; 0: all
+ *   campaign --images N | --sites N | --allocations N | --cuts N  [--seeds N] ...
+ *                                                                        so many histories of a seed; 0: all
  *   campaign --seed S [--set KNOB=VALUE ...] [--trace]                   one
  */
 #include <errno.h>
@@ -307,13 +309,14 @@ static int summary(const struct campaign *c)
            "attempts left running %llu; faults: cuts %llu, read %llu, write %llu, sync %llu, no space %llu, "
            "short %llu, corrupt %llu, misdirected %llu of which caught by clients %llu, replies lost %llu, "
            "clock steps %llu, ghosts %llu of %llu frames; key rotations %llu, crash images %llu, fault sites "
-           "%llu, cuts of commits %llu: %llu passed, %llu failed\n",
+           "%llu, allocations %llu, cuts of commits %llu: %llu passed, %llu failed\n",
            N(seeds + c->failed), N(c->from), N(traced), N(t.events), N(t.answers), N(t.errors), N(t.commits),
            N(t.restores), N(t.prunes), N(t.pruned), N(t.starts), N(t.crashes), N(t.stops), N(t.kills),
            N(t.zombies), N(t.cuts), N(t.read_errors), N(t.write_errors), N(t.sync_errors), N(t.no_space),
            N(t.shorts), N(t.corrupt), N(t.misdirected), N(t.caught), N(t.lost_replies), N(t.clock_steps),
-           N(t.ghosts), N(t.ghost_frames), N(t.rotations), N(t.images), N(t.sites), N(t.site_cuts),
-           N(one_thing ? t.images + t.sites + t.site_cuts : seeds), N(c->failed));
+           N(t.ghosts), N(t.ghost_frames), N(t.rotations), N(t.images), N(t.sites), N(t.allocations),
+           N(t.site_cuts), N(one_thing ? t.images + t.sites + t.allocations + t.site_cuts : seeds),
+           N(c->failed));
 #undef N
     return c->failed ? 1 : 0;
 }
@@ -335,7 +338,8 @@ static int campaign(struct campaign *c, unsigned jobs)
 static int usage(const char *program)
 {
     fprintf(stderr,
-            "usage: %s [--images N | --sites N | --cuts N] [--from SEED] [--seeds N] [--seconds N] [--jobs "
+            "usage: %s [--images N | --sites N | --allocations N | --cuts N] [--from SEED] [--seeds N] "
+            "[--seconds N] [--jobs "
             "N] [--stop] "
             "[--set "
             "KNOB=VALUE ...]\n"
@@ -379,6 +383,9 @@ int main(int argc, char **argv)
             most = strtoull(value, NULL, 10);
         } else if (strcmp(argv[i], "--sites") == 0) {
             one_thing = sites_play;
+            most = strtoull(value, NULL, 10);
+        } else if (strcmp(argv[i], "--allocations") == 0) {
+            one_thing = allocations_play;
             most = strtoull(value, NULL, 10);
         } else if (strcmp(argv[i], "--seconds") == 0) {
             c.seconds = strtoull(value, NULL, 10);

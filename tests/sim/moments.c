@@ -106,6 +106,23 @@ void sites_play(const struct plan *p, uint64_t most, struct tally *sum)
     }
 }
 
+void allocations_play(const struct plan *p, uint64_t most, struct tally *sum)
+{
+    static struct world w;
+    struct plan one = *p;
+    one.knob[KNOB_CRASH_AT] = 0;
+    one.knob[KNOB_STARVE_AT] = UINT32_MAX;
+    one.knob[KNOB_STOPS] = 1;
+    seen.count = 0;
+    world_play(&w, &one, NULL);
+    uint64_t allocations = w.allocations, every = most ? allocations / most + 1 : 1;
+    for (uint64_t at = 1; at <= allocations; at += every) {
+        one.knob[KNOB_STARVE_AT] = (uint32_t)at;
+        world_play(&w, &one, NULL);
+        tally_add(sum, &w.tally);
+    }
+}
+
 void cuts_play(const struct plan *p, uint64_t most, struct tally *sum)
 {
     static struct world w;

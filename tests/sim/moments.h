@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One thing goes wrong, at each moment of a history in turn: the power fails (images), an operation of the
- * disk fails (sites), a connection breaks (cuts).
+ * disk fails (sites), memory runs out (allocations), a connection breaks (cuts).
  *
  * Crash replay. A plan is played without faults of disk and network, and every change of the server's disk is
  * noted: each write, sync, new length, link and removal of its saves, commits, prunes, rotations and imports.
@@ -24,6 +24,9 @@ void images_play(const struct plan *p, uint64_t most, struct tally *sum);
  * each in a history of its own; the server's first start and one in good order are part of it. Does not
  * return if one ends badly. */
 void sites_play(const struct plan *p, uint64_t most, struct tally *sum);
+/* Every allocation of the server fails once, each in a history of its own, as in sites; and what the server
+ * took is given back in the end. Does not return if one ends badly. */
+void allocations_play(const struct plan *p, uint64_t most, struct tally *sum);
 /* Cuts: at every byte that travels while the ranks of an attempt commit a step, in either direction, the
  * connection breaks once. Does not return if one ends badly. */
 void cuts_play(const struct plan *p, uint64_t most, struct tally *sum);

@@ -44,6 +44,7 @@ static const struct range ranges[KNOBS] = {
     [KNOB_FAIL_AT] = {"fail-at", 0, 0, 0, false},
     [KNOB_FAIL_ERRNO] = {"fail-errno", 0, 0, 0, false},
     [KNOB_CUT_AT] = {"cut-at", 0, 0, 0, false},
+    [KNOB_STARVE_AT] = {"starve-at", 0, 0, 0, false},
     [KNOB_CRASH_AT] = {"crash-at", 0, 0, 0, false},
     [KNOB_CRASH_WAY] = {"crash-way", 0, 0, 0, false},
 };

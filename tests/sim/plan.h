@@ -46,6 +46,7 @@ enum knob {
     KNOB_FAIL_AT,    /* number of the operation of the server's disk that fails; 0: none */
     KNOB_FAIL_ERRNO, /* how */
     KNOB_CUT_AT,     /* number of the byte of commits at which a connection breaks; 0: none */
+    KNOB_STARVE_AT,  /* number of the server's allocation that fails; 0: none */
     /* The power fails, in one way. */
     KNOB_CRASH_AT,  /* number of the change of the server's disk after which; 0: not so */
     KNOB_CRASH_WAY, /* SIM_LOSE_... of server/io/sim.h */

@@ -5,6 +5,7 @@
 
 #include "server/io/sim_impl.h"
 #include "tests/sim/world.h"
+#include "tests/support/scarce.h"
 
 #define LOOPS_MAX 2
 
@@ -85,6 +86,37 @@ static void on_started(void *arg, struct boot *b, const struct err *e)
     l->w->tally.starts++;
 }
 
+/* The server's own code runs in turns of its loops, and when it is begun. */
+static const struct world *starving;
+static bool beginning;
+
+static bool of_the_server(void)
+{
+    return beginning || sim_turn(starving->sim) == 0;
+}
+
+void server_starve(struct world *w, uint64_t at)
+{
+    starving = w;
+    scarce_watch();
+    scarce_begin(at, of_the_server);
+}
+
+static void begin_life(struct life *l, const struct boot_options *o)
+{
+    beginning = true;
+    int rc = boot_start(o, on_started, l);
+    beginning = false;
+    if (rc < 0 && !l->w->faulty)
+        world_fail(l->w, "the server does not begin: %d", rc);
+    if (rc < 0) {
+        l->state = LIFE_OVER;
+        for (size_t i = 0; i < l->loop_count; i++)
+            loop_stop(l->loops[i]);
+        world_note(l->w, "the server does not begin: %d", rc);
+    }
+}
+
 void server_begin(struct world *w)
 {
     bool untrusted = sim_struck(w->sim)->sync_error != w->syncs_failed;
@@ -116,7 +148,7 @@ void server_begin(struct world *w)
     w->life = l;
     world_note(w, "the server starts");
     world_faults(w);
-    check(boot_start(&o, on_started, l) == 0);
+    begin_life(l, &o);
 }
 
 bool server_down(const struct world *w)

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "tests/sim/people.h"
+#include "tests/support/scarce.h"
 
 /* What a world may take. Beyond it, it hangs. */
 #define FAULTY_EVENTS_MAX 60000u
@@ -34,6 +35,8 @@ void world_fail(struct world *w, const char *fmt, ...)
                      k[KNOB_FAIL_ERRNO]);
     else if (k[KNOB_CUT_AT])
         n = snprintf(text, sizeof text, "--set cut-at=%u: ", k[KNOB_CUT_AT]);
+    else if (k[KNOB_STARVE_AT])
+        n = snprintf(text, sizeof text, "--set starve-at=%u (%s): ", k[KNOB_STARVE_AT], scarce_failed());
     va_start(ap, fmt);
     vsnprintf(text + n, sizeof text - (size_t)n, fmt, ap);
     va_end(ap);
@@ -152,7 +155,8 @@ static bool at_rest(struct world *w)
 /* A world in which one thing of the server's machine goes wrong, and where just that is said by the plan. */
 static bool one_thing(const struct world *w)
 {
-    return w->plan.knob[KNOB_CRASH_AT] || w->plan.knob[KNOB_FAIL_AT] || w->plan.knob[KNOB_CUT_AT];
+    return w->plan.knob[KNOB_CRASH_AT] || w->plan.knob[KNOB_FAIL_AT] || w->plan.knob[KNOB_CUT_AT] ||
+           w->plan.knob[KNOB_STARVE_AT];
 }
 
 void world_faults(struct world *w)
@@ -238,6 +242,7 @@ static void time_of_one_thing(struct world *w)
         }
     }
     w->faulty = false;
+    w->allocations = scarce_end();
     if (crashed) {
         world_faults(w);
         server_lose_power(w);
@@ -381,10 +386,22 @@ static void world_destroy(struct world *w)
     sim_destroy(w->sim);
 }
 
+/* Whatever was short of memory, nothing of it is forgotten. */
+static void all_given_back(struct world *w)
+{
+    char text[200];
+    scarce_describe(text, sizeof text);
+    if (scarce_held())
+        world_fail(w, "%zu pieces of memory are not given back, the first of %s", scarce_held(), text);
+    w->tally.allocations += scarce_failed()[0] != 0;
+}
+
 void world_play(struct world *w, const struct plan *plan, const struct watching *watching)
 {
     world_create(w, plan, watching);
     w->faulty = one_thing(w);
+    if (plan->knob[KNOB_STARVE_AT])
+        server_starve(w, plan->knob[KNOB_STARVE_AT]);
     server_begin(w);
     if (run_until(w, is_up, AUDIT_EVENTS_MAX) >= AUDIT_EVENTS_MAX)
         world_fail(w, "the first start does not end");
@@ -395,6 +412,8 @@ void world_play(struct world *w, const struct plan *plan, const struct watching 
         faulty_time(w);
     calm_time(w);
     world_destroy(w);
+    if (plan->knob[KNOB_STARVE_AT])
+        all_given_back(w);
 }
 
 void tally_add(struct tally *sum, const struct tally *x)

@@ -15,7 +15,8 @@
 /* What a seed reached; all 64 bits wide, so that they can be added up. */
 struct tally {
     uint64_t events, answers, errors, commits, restores, prunes, starts, crashes, stops, kills, zombies,
-        rotations, images, sites, site_cuts, pruned; /* pruned: worlds with a prune, a crash and a stop */
+        rotations, images, sites, allocations, site_cuts,
+        pruned; /* pruned: worlds with a prune, a crash and a stop */
     uint64_t cuts, read_errors, write_errors, no_space, sync_errors, shorts;
     uint64_t corrupt, misdirected, caught; /* caught: what a client read did not stand its checks */
     uint64_t lost_replies, ghosts, ghost_frames, clock_steps;
@@ -49,6 +50,7 @@ struct world {
     unsigned server_runs; /* counts starts that went well */
     bool faulty;
     uint64_t changes;      /* of the server's disk, at the last look */
+    uint64_t allocations;  /* of the server, where one of them is to fail */
     uint32_t crash_way;    /* of the next loss of power */
     uint32_t syncs_failed; /* when the power failed last */
     bool reboot_wanted;    /* the server has refused to start before one */
@@ -85,10 +87,11 @@ void world_faults(struct world *w);
 const char *world_port(enum client_role role);
 
 /* The server's life; world_server.c. */
-void server_begin(struct world *w);      /* a new one, where none lives */
-void server_lose_power(struct world *w); /* and nothing lives */
-void server_stop_well(struct world *w);  /* begins it */
-bool server_down(const struct world *w); /* none lives, or it has ended */
+void server_begin(struct world *w);               /* a new one, where none lives */
+void server_starve(struct world *w, uint64_t at); /* its allocation of that number, from now on, fails */
+void server_lose_power(struct world *w);          /* and nothing lives */
+void server_stop_well(struct world *w);           /* begins it */
+bool server_down(const struct world *w);          /* none lives, or it has ended */
 bool server_up(const struct world *w);
 void server_bury(struct world *w, bool all); /* frees the dead that have come to rest; all: they must have */
 
