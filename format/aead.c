@@ -21,14 +21,24 @@ struct aead {
     bool keyed;
 };
 
-struct aead *aead_create(bool seals)
+static const EVP_CIPHER *cipher_of(enum aead_suite suite)
+{
+    switch (suite) {
+    case AEAD_AES_256_GCM: return EVP_aes_256_gcm();
+    case AEAD_AES_128_GCM: return EVP_aes_128_gcm();
+    case AEAD_CHACHA20_POLY1305: return EVP_chacha20_poly1305();
+    }
+    return NULL;
+}
+
+struct aead *aead_create(enum aead_suite suite, bool seals)
 {
     struct aead *a = calloc(1, sizeof *a);
     if (!a)
         return NULL;
     a->seals = seals;
     a->ctx = EVP_CIPHER_CTX_new();
-    if (a->ctx && EVP_CipherInit_ex(a->ctx, EVP_aes_256_gcm(), NULL, NULL, NULL, seals) == 1)
+    if (a->ctx && EVP_CipherInit_ex(a->ctx, cipher_of(suite), NULL, NULL, NULL, seals) == 1)
         return a;
     ERR_clear_error();
     aead_free(a);
@@ -43,32 +53,64 @@ void aead_free(struct aead *a)
     free(a);
 }
 
-void aead_key(struct aead *a, const uint8_t key[AEAD_KEY_BYTES])
+void aead_key(struct aead *a, const uint8_t *key)
 {
     check(EVP_CipherInit_ex(a->ctx, NULL, NULL, key, NULL, a->seals) == 1);
     a->keyed = true;
 }
 
-/* Nonce, and associated data. */
-static void begin(struct aead *a, const uint8_t *nonce, const void *ad, size_t ad_bytes, size_t n)
+/* ---- in pieces ---- */
+
+void aead_begin(struct aead *a, const uint8_t nonce[AEAD_NONCE_BYTES], const void *ad, size_t ad_bytes)
 {
     int done;
-    check(a->keyed && ad_bytes <= AEAD_BYTES_MAX && n <= AEAD_BYTES_MAX);
+    check(a->keyed && ad_bytes <= AEAD_BYTES_MAX);
     check(EVP_CipherInit_ex(a->ctx, NULL, NULL, NULL, nonce, a->seals) == 1);
     if (ad_bytes > 0)
         check(EVP_CipherUpdate(a->ctx, NULL, &done, ad, (int)ad_bytes) == 1);
 }
 
+void aead_add(struct aead *a, const void *in, size_t n, uint8_t *out)
+{
+    int done;
+    check(n <= AEAD_BYTES_MAX);
+    if (n > 0)
+        check(EVP_CipherUpdate(a->ctx, out, &done, in, (int)n) == 1 && done == (int)n);
+}
+
+void aead_tag(struct aead *a, uint8_t tag[AEAD_TAG_BYTES])
+{
+    uint8_t none[1];
+    int done;
+    check(a->seals);
+    check(EVP_CipherFinal_ex(a->ctx, none, &done) == 1 && done == 0);
+    check(EVP_CIPHER_CTX_ctrl(a->ctx, EVP_CTRL_AEAD_GET_TAG, AEAD_TAG_BYTES, tag) == 1);
+}
+
+int aead_check(struct aead *a, const uint8_t tag[AEAD_TAG_BYTES])
+{
+    uint8_t copy[AEAD_TAG_BYTES], none[1];
+    int done;
+    check(!a->seals);
+    __builtin_memcpy(copy, tag, sizeof copy);
+    check(EVP_CIPHER_CTX_ctrl(a->ctx, EVP_CTRL_AEAD_SET_TAG, sizeof copy, copy) == 1);
+    if (EVP_CipherFinal_ex(a->ctx, none, &done) == 1)
+        return 0;
+    ERR_clear_error();
+    return -EBADMSG;
+}
+
+/* ---- as a whole ---- */
+
 /* n bytes through the cipher; with a sum in pieces, each of which is hashed where it is sealed. */
 static void run(struct aead *a, const uint8_t *in, size_t n, uint8_t *out, struct hash128_sum *sum)
 {
     size_t piece = sum ? PIECE_BYTES : n;
-    int done;
     for (size_t at = 0; at < n; at += piece) {
         size_t take = n - at < piece ? n - at : piece;
         if (sum && !a->seals)
             hash128_add(sum, in + at, take);
-        check(EVP_CipherUpdate(a->ctx, out + at, &done, in + at, (int)take) == 1 && done == (int)take);
+        aead_add(a, in + at, take, out + at);
         if (sum && a->seals)
             hash128_add(sum, out + at, take);
     }
@@ -78,14 +120,12 @@ void aead_seal(struct aead *a, const uint8_t nonce[AEAD_NONCE_BYTES], const void
                const void *plain, size_t n, uint8_t *out, struct hash128 *sum)
 {
     struct hash128_sum s;
-    int done;
-    check(a->seals);
+    check(n <= AEAD_BYTES_MAX);
     if (sum)
         hash128_begin(&s);
-    begin(a, nonce, ad, ad_bytes, n);
+    aead_begin(a, nonce, ad, ad_bytes);
     run(a, plain, n, out, sum ? &s : NULL);
-    check(EVP_CipherFinal_ex(a->ctx, out + n, &done) == 1 && done == 0);
-    check(EVP_CIPHER_CTX_ctrl(a->ctx, EVP_CTRL_AEAD_GET_TAG, AEAD_TAG_BYTES, out + n) == 1);
+    aead_tag(a, out + n);
     if (sum) {
         hash128_add(&s, out + n, AEAD_TAG_BYTES);
         *sum = hash128_end(&s);
@@ -96,23 +136,20 @@ int aead_open(struct aead *a, const uint8_t nonce[AEAD_NONCE_BYTES], const void 
               const void *sealed, size_t n, uint8_t *out, struct hash128 *sum)
 {
     struct hash128_sum s;
-    int done;
-    uint8_t tag[AEAD_TAG_BYTES], none[1];
-    check(!a->seals && n >= sizeof tag);
+    uint8_t tag[AEAD_TAG_BYTES];
+    check(n >= sizeof tag && n <= AEAD_BYTES_MAX);
     n -= sizeof tag;
     __builtin_memcpy(tag, (const uint8_t *)sealed + n, sizeof tag);
     if (sum)
         hash128_begin(&s);
-    begin(a, nonce, ad, ad_bytes, n);
+    aead_begin(a, nonce, ad, ad_bytes);
     run(a, sealed, n, out, sum ? &s : NULL);
     if (sum) {
         hash128_add(&s, tag, sizeof tag);
         *sum = hash128_end(&s);
     }
-    check(EVP_CIPHER_CTX_ctrl(a->ctx, EVP_CTRL_AEAD_SET_TAG, sizeof tag, tag) == 1);
-    if (EVP_CipherFinal_ex(a->ctx, none, &done) == 1)
-        return 0;
-    ERR_clear_error();
-    secret_wipe(out, n);
-    return -EBADMSG;
+    int rc = aead_check(a, tag);
+    if (rc < 0)
+        secret_wipe(out, n);
+    return rc;
 }

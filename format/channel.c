@@ -2,7 +2,7 @@
 /*
  * Frames over TLS, or in the clear. Input is decrypted straight into the frame being received, as far as it
  * goes; what is left waits as it came in `kept`, so that a frame that nobody takes stops the decryption of
- * what follows it.
+ * what follows it. Output is sealed from where a frame's parts are straight into `out`.
  */
 #include "format/channel.h"
 
@@ -80,22 +80,15 @@ static size_t pull(void *arg, void *p, size_t n)
     return n;
 }
 
-static bool push(void *arg, const void *p, size_t n)
+/* Moves n bytes of the caller's input behind what is kept. */
+static bool keep(struct channel *c, size_t n)
 {
-    struct channel *c = arg;
-    buf_put(&c->out, p, n);
-    return !c->out.failed;
-}
-
-/* Keeps what of the caller's input is not used yet. */
-static int keep_rest(struct channel *c, struct err *e)
-{
-    size_t kept = c->kept_end - c->kept_at, want = kept + c->lent.n;
+    size_t kept = c->kept_end - c->kept_at, want = kept + n;
     if (want > c->kept_cap) {
         size_t cap = want > 2 * c->kept_cap ? want : 2 * c->kept_cap;
         uint8_t *p = malloc(cap);
         if (!p)
-            return err_set(e, ERR_NO_MEMORY, "no memory for %zu bytes of input", cap);
+            return false;
         if (kept > 0)
             memcpy(p, c->kept + c->kept_at, kept);
         free(c->kept);
@@ -106,15 +99,58 @@ static int keep_rest(struct channel *c, struct err *e)
     }
     c->kept_at = 0;
     c->kept_end = want;
-    if (c->lent.n > 0)
-        memcpy(c->kept + kept, c->lent.p, c->lent.n);
-    c->lent = SLICE(NULL, 0);
-    if (want == 0 && c->kept_cap > IDLE_BYTES_MAX) {
+    if (n > 0) {
+        memcpy(c->kept + kept, c->lent.p, n);
+        c->lent = SLICE(c->lent.p + n, c->lent.n - n);
+    }
+    return true;
+}
+
+/* Keeps what of the caller's input is not used yet. */
+static int keep_rest(struct channel *c, struct err *e)
+{
+    size_t n = c->lent.n;
+    if (!keep(c, n))
+        return err_set(e, ERR_NO_MEMORY, "no memory for %zu bytes of input", n);
+    if (c->kept_end == 0 && c->kept_cap > IDLE_BYTES_MAX) {
         free(c->kept);
         c->kept = NULL;
         c->kept_cap = 0;
     }
     return 0;
+}
+
+/* A record that came in two pieces is put together; all others are read where they came. */
+static struct slice see(void *arg, size_t n)
+{
+    struct channel *c = arg;
+    size_t kept = c->kept_end - c->kept_at;
+    if (kept == 0)
+        return c->lent;
+    if (kept < n && c->lent.n > 0)
+        (void)!keep(c, n - kept < c->lent.n ? n - kept : c->lent.n); /* if not, keep_rest says so */
+    return SLICE(c->kept + c->kept_at, c->kept_end - c->kept_at);
+}
+
+static void skip(void *arg, size_t n)
+{
+    struct channel *c = arg;
+    if (c->kept_end > c->kept_at) {
+        check(n <= c->kept_end - c->kept_at);
+        c->kept_at += n;
+    } else {
+        check(n <= c->lent.n);
+        c->lent = SLICE(c->lent.p + n, c->lent.n - n);
+    }
+}
+
+static uint8_t *grow(void *arg, size_t n)
+{
+    struct channel *c = arg;
+    if (!buf_reserve(&c->out, n))
+        return NULL;
+    c->out.n += n;
+    return c->out.p + c->out.n - n;
 }
 
 /* From here on every call fails with what is in c->why. */
@@ -409,8 +445,7 @@ uint8_t *channel_place(struct channel *c, size_t skip, size_t *n)
 
 size_t channel_awaited(const struct channel *c)
 {
-    /* A record that has come in part may lie with OpenSSL. */
-    size_t here = c->kept_end - c->kept_at + (c->tls ? TLS_RECORD_BYTES_MAX + TLS_RECORD_OVERHEAD : 0);
+    size_t here = c->kept_end - c->kept_at;
     size_t left = c->header.payload_bytes - c->payload_bytes;
     bool begun = c->head_bytes >= (c->lane ? sizeof c->head : FRAME_HEADER_BYTES);
     return c->ready && !c->broken && !c->whole && begun && left > here ? left - here : 0;
@@ -500,7 +535,7 @@ size_t channel_buffered(const struct channel *c)
 static int make_room(struct channel *c, size_t n, struct err *e)
 {
     size_t waiting = c->out.n - c->out_at;
-    size_t want = n + (n / TLS_RECORD_BYTES_MAX + 4) * TLS_RECORD_OVERHEAD;
+    size_t want = c->tls ? tls_output_bytes(n) : n + 2 * LANE_TAG_BYTES;
     if (waiting > 0 && waiting + want > CHANNEL_OUTPUT_BYTES_MAX)
         return err_set(e, ERR_BUSY, "%zu bytes wait to be sent; at most %u may", waiting,
                        CHANNEL_OUTPUT_BYTES_MAX);
@@ -516,25 +551,11 @@ static int make_room(struct channel *c, size_t n, struct err *e)
     return 0;
 }
 
-/* The first record takes up the header, and as much of the parts as fits; the rest goes without a copy. */
-static int send_tls(struct channel *c, const struct frame_header *h, struct slice *parts, size_t count)
+static int send_tls(struct channel *c, const struct frame_header *h, const struct slice *parts)
 {
-    uint8_t first[TLS_RECORD_BYTES_MAX];
-    size_t used = FRAME_HEADER_BYTES;
-    frame_header_encode(h, first);
-    for (size_t i = 0; i < count; i++) {
-        size_t n = parts[i].n < sizeof first - used ? parts[i].n : sizeof first - used;
-        if (n == 0)
-            continue;
-        memcpy(first + used, parts[i].p, n);
-        used += n;
-        parts[i] = SLICE(parts[i].p + n, parts[i].n - n);
-    }
-    int rc = tls_write(c->tls, first, used, &c->why);
-    for (size_t i = 0; i < count && rc == 0; i++)
-        if (parts[i].n > 0)
-            rc = tls_write(c->tls, parts[i].p, parts[i].n, &c->why);
-    return rc;
+    uint8_t head[FRAME_HEADER_BYTES];
+    frame_header_encode(h, head);
+    return tls_write(c->tls, (struct slice[]){SLICE(head, sizeof head), parts[0], parts[1]}, 3, &c->why);
 }
 
 /* Header, tag, payload and, if it is covered, its tag. */
@@ -653,7 +674,7 @@ int channel_send(struct channel *c, const struct frame_header *h, struct slice m
     if (rc < 0)
         return rc;
     if (c->tls)
-        return send_tls(c, &header, parts, 2) < 0 ? mute_channel(c, e) : 0;
+        return send_tls(c, &header, parts) < 0 ? mute_channel(c, e) : 0;
     if (c->lane)
         send_lane(c, &header, parts);
     else
@@ -751,7 +772,7 @@ int channel_create(struct channel_config *config, const char *expected_host, str
     if (!c)
         return err_set(e, ERR_NO_MEMORY, "no memory for a connection");
     c->server = channel_config_is_server(config);
-    struct tls_io io = {.pull = pull, .push = push, .arg = c};
+    struct tls_io io = {.see = see, .skip = skip, .grow = grow, .arg = c};
     int rc = tls_create(config, expected_host, &io, &c->tls, e);
     if (rc < 0) {
         channel_free(c);

@@ -139,7 +139,7 @@ int envelope_wrap(const struct kek *kek, const char *tenant, const struct id *ru
     int rc = tenant_name_check(tenant, e);
     if (rc < 0)
         return rc;
-    struct aead *a = aead_create(true);
+    struct aead *a = aead_create(AEAD_AES_256_GCM, true);
     if (!a)
         return err_set(e, ERR_NO_MEMORY, "no memory for sealing a key");
     memset(out, 0, ENVELOPE_BYTES);
@@ -238,7 +238,7 @@ static int unseal(const struct kek *kek, const uint8_t *p, struct dek *out, stru
     static const uint8_t nonce[AEAD_NONCE_BYTES];
     uint8_t key[KEY_BYTES], commitment[COMMITMENT_BYTES], dek[KEY_BYTES];
     int rc;
-    struct aead *a = aead_create(false);
+    struct aead *a = aead_create(AEAD_AES_256_GCM, false);
     if (!a)
         return err_set(e, ERR_NO_MEMORY, "no memory for opening a key");
     derive(kek, p, key, commitment);

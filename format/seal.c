@@ -175,8 +175,8 @@ struct seal_state *seal_state_create(void)
     struct seal_state *st = calloc(1, sizeof *st);
     if (!st)
         return NULL;
-    st->seals = aead_create(true);
-    st->opens = aead_create(false);
+    st->seals = aead_create(AEAD_AES_256_GCM, true);
+    st->opens = aead_create(AEAD_AES_256_GCM, false);
     if (st->seals && st->opens)
         return st;
     seal_state_free(st);

@@ -13,13 +13,19 @@
 #include <string.h>
 #include <time.h>
 
+#include "format/base/secret.h"
 #include "format/channel.h"
+#include "format/record.h"
 
 /* ALPN's form: length, name. */
 static const unsigned char alpn[] = "\x08larder/1";
 #define ALPN_BYTES (sizeof alpn - 1)
 
 #define DATE_BYTES 32
+/* Records in a row without a byte for the application: tickets, key updates, empty ones. */
+#define IDLE_RECORDS_MAX 32u
+
+enum way { IN, OUT, WAYS };
 
 struct channel_config {
     unsigned refs;
@@ -39,6 +45,14 @@ struct tls {
     struct err refusal; /* what we found wrong with the peer's certificate */
     bool done;
     bool peer_closed;
+    /* After the handshake. */
+    uint16_t suite;
+    struct secret *secrets; /* the traffic secrets of both ways, RECORD_SECRET_MAX bytes each */
+    size_t secret_bytes[WAYS];
+    struct record_key *key[WAYS];
+    uint8_t *plain; /* a record's content that the caller has no room for, else NULL */
+    size_t plain_at, plain_end;
+    unsigned idle_records;
 };
 
 /* ---- words ---- */
@@ -337,12 +351,51 @@ static int require_alpn(SSL *ssl, int *alert, void *arg)
     return SSL_CLIENT_HELLO_ERROR;
 }
 
+/* ---- secrets of a connection ---- */
+
+static int keep_secret(struct tls *t, enum way way, const uint8_t *bytes, size_t n)
+{
+    uint8_t both[WAYS * RECORD_SECRET_MAX] = {0};
+    if (t->secrets)
+        memcpy(both, secret_bytes(t->secrets), sizeof both);
+    memcpy(both + way * RECORD_SECRET_MAX, bytes, n);
+    struct secret *s = secret_create(both, sizeof both);
+    secret_wipe(both, sizeof both);
+    if (!s)
+        return -ENOMEM;
+    secret_free(t->secrets);
+    t->secrets = s;
+    t->secret_bytes[way] = n;
+    return 0;
+}
+
+static const uint8_t *secret_of(const struct tls *t, enum way way)
+{
+    return secret_bytes(t->secrets) + way * RECORD_SECRET_MAX;
+}
+
+/* A line of a key log: label, client's random, secret in hexadecimal. If it cannot be kept take_over fails.
+ */
+static void catch_secret(const SSL *ssl, const char *line)
+{
+    static const char of_client[] = "CLIENT_TRAFFIC_SECRET_0 ", of_server[] = "SERVER_TRAFFIC_SECRET_0 ";
+    struct tls *t = SSL_get_app_data(ssl);
+    bool client = strncmp(line, of_client, sizeof of_client - 1) == 0;
+    if (!client && strncmp(line, of_server, sizeof of_server - 1) != 0)
+        return;
+    const char *hex = strrchr(line, ' ') + 1;
+    uint8_t bytes[RECORD_SECRET_MAX];
+    size_t n = strlen(hex) / 2;
+    if (n <= sizeof bytes && hex_decode(hex, n, bytes) == 0)
+        (void)!keep_secret(t, client == t->config->server ? IN : OUT, bytes, n);
+    secret_wipe(bytes, sizeof bytes);
+}
+
 static bool set_policy(SSL_CTX *ctx, bool server)
 {
     SSL_CTX_set_options(ctx, SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_TICKET);
     SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
-    if (server) /* of thousands of idle peers; a client has few, and busy ones */
-        SSL_CTX_set_mode(ctx, SSL_MODE_RELEASE_BUFFERS);
+    SSL_CTX_set_keylog_callback(ctx, catch_secret);
     SSL_CTX_set_verify(ctx, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, NULL);
     SSL_CTX_set_cert_verify_callback(ctx, verify, NULL);
     if (server) {
@@ -364,12 +417,15 @@ static int bio_read(BIO *b, char *p, int n)
 {
     struct tls *t = BIO_get_data(b);
     BIO_clear_retry_flags(b);
-    size_t got = n > 0 ? t->io.pull(t->io.arg, p, (size_t)n) : 0;
-    if (got == 0) {
+    struct slice in = n > 0 ? t->io.see(t->io.arg, 1) : SLICE(NULL, 0);
+    if (in.n == 0) {
         BIO_set_retry_read(b);
         return -1;
     }
-    return (int)got;
+    int got = in.n < (size_t)n ? (int)in.n : n;
+    memcpy(p, in.p, (size_t)got);
+    t->io.skip(t->io.arg, (size_t)got);
+    return got;
 }
 
 static int bio_write(BIO *b, const char *p, int n)
@@ -378,7 +434,11 @@ static int bio_write(BIO *b, const char *p, int n)
     BIO_clear_retry_flags(b);
     if (n <= 0)
         return 0;
-    return t->io.push(t->io.arg, p, (size_t)n) ? n : -1;
+    uint8_t *to = t->io.grow(t->io.arg, (size_t)n);
+    if (!to)
+        return -1;
+    memcpy(to, p, (size_t)n);
+    return n;
 }
 
 static long bio_ctrl(BIO *b, int cmd, long num, void *ptr)
@@ -514,6 +574,10 @@ void tls_free(struct tls *t)
     if (!t)
         return;
     SSL_free(t->ssl); /* and its BIO */
+    record_key_free(t->key[IN]);
+    record_key_free(t->key[OUT]);
+    secret_free(t->secrets);
+    free(t->plain);
     channel_config_unref(t->config);
     free(t);
 }
@@ -590,6 +654,26 @@ static int fail(const struct tls *t, int why, struct err *e)
     return reason_err(t, code, e);
 }
 
+/* The handshake is done, and every record from here on is ours. OpenSSL reads record by record, so what came
+ * behind the peer's Finished is still with the channel; and it has sent nothing with these secrets: a client
+ * only its Finished before, a server no tickets. */
+static int take_over(struct tls *t, struct err *e)
+{
+    t->suite = SSL_CIPHER_get_protocol_id(SSL_get_current_cipher(t->ssl));
+    size_t n = record_secret_bytes(t->suite);
+    if (n == 0 || t->secret_bytes[IN] != n || t->secret_bytes[OUT] != n || SSL_has_pending(t->ssl))
+        return err_set(
+            e, ERR_PROTOCOL,
+            "OpenSSL's state after the handshake is not what it has to be (suite %#x, secrets of %zu "
+            "and %zu bytes); is it a version that this build does not know?",
+            t->suite, t->secret_bytes[IN], t->secret_bytes[OUT]);
+    for (int way = IN; way < WAYS; way++)
+        if (record_key_create(way == OUT, t->suite, secret_of(t, way), &t->key[way]) < 0)
+            return err_set(e, ERR_NO_MEMORY, "no memory for a connection");
+    (void)SSL_free_buffers(t->ssl);
+    return 0;
+}
+
 int tls_handshake(struct tls *t, struct err *e)
 {
     if (t->done)
@@ -605,8 +689,9 @@ int tls_handshake(struct tls *t, struct err *e)
     SSL_get0_alpn_selected(t->ssl, &name, &n);
     if (n != ALPN_BYTES - 1 || memcmp(name, alpn + 1, n) != 0)
         return err_set(e, ERR_PROTOCOL, "the server did not agree to the protocol larder/1; is it a larder?");
-    t->done = true;
-    return 1;
+    rc = take_over(t, e);
+    t->done = rc == 0;
+    return rc == 0 ? 1 : rc;
 }
 
 const struct identity *tls_peer(const struct tls *t)
@@ -614,40 +699,225 @@ const struct identity *tls_peer(const struct tls *t)
     return t->done ? &t->peer : NULL;
 }
 
+/* ---- after the handshake: records ---- */
+
+static int no_memory(struct err *e)
+{
+    return err_set(e, ERR_NO_MEMORY, "no memory for a TLS record");
+}
+
+static int send_record(struct tls *t, enum record_type type, const struct slice *parts, size_t count,
+                       size_t n, struct err *e)
+{
+    uint8_t *to = t->io.grow(t->io.arg, n + RECORD_OVERHEAD);
+    if (!to)
+        return no_memory(e);
+    size_t made = record_seal(t->key[OUT], type, parts, count, to);
+    check(made == n + RECORD_OVERHEAD);
+    return 0;
+}
+
+/* That the connection is broken now; the peer is told by the alert. */
+static int broken(struct tls *t, enum record_alert alert, const char *what, struct err *e)
+{
+    const char *who = t->config->server ? "client" : "server";
+    const uint8_t fatal[] = {2, (uint8_t)alert};
+    (void)!send_record(t, RECORD_ALERT, &SLICE(fatal, sizeof fatal), 1, sizeof fatal, NULL);
+    if (!what)
+        return err_set(
+            e, ERR_CORRUPT,
+            "bytes from the %s were changed on their way: a TLS record does not verify; connect again", who);
+    return err_set(e, ERR_PROTOCOL, "the %s broke the TLS protocol: %s", who, what);
+}
+
+/* The next traffic secret of one way takes over (RFC 8446, 7.2). */
+static int next_key(struct tls *t, enum way way, struct err *e)
+{
+    uint8_t next[RECORD_SECRET_MAX];
+    int rc = record_secret_next(t->suite, secret_of(t, way), next);
+    if (rc == 0)
+        rc = keep_secret(t, way, next, record_secret_bytes(t->suite));
+    if (rc == 0)
+        rc = record_key_set(t->key[way], next);
+    secret_wipe(next, sizeof next);
+    return rc < 0 ? no_memory(e) : 0;
+}
+
+/* KeyUpdate with update_not_requested (4.6.3), the last record under the old key. */
+static int update_own_key(struct tls *t, struct err *e)
+{
+    static const uint8_t message[] = {SSL3_MT_KEY_UPDATE, 0, 0, 1, SSL_KEY_UPDATE_NOT_REQUESTED};
+    int rc = send_record(t, RECORD_HANDSHAKE, &SLICE(message, sizeof message), 1, sizeof message, e);
+    return rc < 0 ? rc : next_key(t, OUT, e);
+}
+
+static int take_key_update(struct tls *t, const uint8_t *body, size_t n, bool last, struct err *e)
+{
+    if (n != 1 || *body > SSL_KEY_UPDATE_REQUESTED)
+        return broken(t, ALERT_DECODE_ERROR, "a key update that is none", e);
+    if (!last) /* no message goes across a change of keys (5.1) */
+        return broken(t, ALERT_UNEXPECTED_MESSAGE, "a message behind a key update in its record", e);
+    int rc = next_key(t, IN, e);
+    return rc == 0 && *body == SSL_KEY_UPDATE_REQUESTED ? update_own_key(t, e) : rc;
+}
+
+/* Messages that may follow a handshake: key updates and, from a server, tickets, which are not used. Whoever
+ * sends them puts each into one record. */
+static int take_messages(struct tls *t, const uint8_t *p, size_t n, struct err *e)
+{
+    int rc = 0;
+    while (rc == 0 && n > 0) {
+        size_t body = n < 4 ? SIZE_MAX : (size_t)p[1] << 16 | (size_t)p[2] << 8 | p[3];
+        if (n < 4 || body > n - 4)
+            return broken(t, ALERT_UNEXPECTED_MESSAGE, "a message after the handshake is cut into records",
+                          e);
+        if (p[0] == SSL3_MT_KEY_UPDATE)
+            rc = take_key_update(t, p + 4, body, body == n - 4, e);
+        else if (p[0] != SSL3_MT_NEWSESSION_TICKET || t->config->server)
+            return broken(t, ALERT_UNEXPECTED_MESSAGE, "a message that does not belong behind a handshake",
+                          e);
+        p += 4 + body;
+        n -= 4 + body;
+    }
+    return rc;
+}
+
+static int take_alert(struct tls *t, const uint8_t *p, size_t n, struct err *e)
+{
+    if (n != 2)
+        return broken(t, ALERT_DECODE_ERROR, "an alert that is none", e);
+    if (p[1] == ALERT_CLOSE_NOTIFY)
+        t->peer_closed = true;
+    else if (p[1] != ALERT_USER_CANCELED) /* close_notify follows it */
+        return alert_err(t, p[1], e);
+    return 0;
+}
+
+static int take_other(struct tls *t, enum record_type type, const uint8_t *p, size_t n, struct err *e)
+{
+    if (++t->idle_records > IDLE_RECORDS_MAX)
+        return broken(t, ALERT_UNEXPECTED_MESSAGE, "it sends records without end that carry nothing", e);
+    if (type == RECORD_ALERT)
+        return take_alert(t, p, n, e);
+    return type == RECORD_HANDSHAKE ? take_messages(t, p, n, e) : 0;
+}
+
+/* The next record, whole and as it came; its n is 0 if there is none yet. */
+static int next_record(struct tls *t, struct slice *out, struct err *e)
+{
+    size_t n;
+    *out = SLICE(NULL, 0);
+    struct slice in = t->io.see(t->io.arg, RECORD_HEADER_BYTES);
+    if (in.n < RECORD_HEADER_BYTES)
+        return 0;
+    int alert = record_bytes(in.p, &n);
+    if (alert)
+        return broken(t, alert, NULL, e);
+    in = t->io.see(t->io.arg, n);
+    if (in.n >= n)
+        *out = SLICE(in.p, n);
+    return 0;
+}
+
+static int take_plain(struct tls *t, void *p, size_t n)
+{
+    size_t left = t->plain_end - t->plain_at;
+    n = n < left ? n : left;
+    memcpy(p, t->plain + t->plain_at, n);
+    t->plain_at += n;
+    return (int)n;
+}
+
+/* 1: another record was taken, and *got bytes of it are at p; 0: none is there. */
+static int read_record(struct tls *t, uint8_t *p, size_t n, size_t *got, struct err *e)
+{
+    enum record_type type;
+    struct slice record;
+    size_t bytes;
+    *got = 0;
+    int rc = next_record(t, &record, e);
+    if (rc < 0 || record.n == 0)
+        return rc;
+    bool fits = record.n - RECORD_OVERHEAD <= n;
+    if (!fits && !t->plain && !(t->plain = malloc(RECORD_BYTES_MAX)))
+        return no_memory(e);
+    uint8_t *to = fits ? p : t->plain;
+    int alert = record_open(t->key[IN], record.p, record.n, to, &type, &bytes);
+    if (alert)
+        return broken(
+            t, alert,
+            alert == ALERT_BAD_RECORD_MAC ? NULL : "a record's content is of no kind that is allowed", e);
+    t->io.skip(t->io.arg, record.n);
+    if (type != RECORD_DATA || bytes == 0)
+        return (rc = take_other(t, type, to, bytes, e)) < 0 ? rc : 1;
+    t->idle_records = 0;
+    if (fits) {
+        *got = bytes;
+    } else {
+        t->plain_at = 0;
+        t->plain_end = bytes;
+    }
+    return 1;
+}
+
 int tls_read(struct tls *t, void *p, size_t n, struct err *e)
 {
     check(n > 0 && n <= INT_MAX);
-    if (t->peer_closed)
-        return 0;
-    ERR_clear_error();
-    int rc = SSL_read(t->ssl, p, (int)n);
-    if (rc > 0)
-        return rc;
-    int why = SSL_get_error(t->ssl, rc);
-    if (why == SSL_ERROR_WANT_READ)
-        return 0;
-    if (why == SSL_ERROR_ZERO_RETURN) {
-        t->peer_closed = true;
-        return 0;
+    while (t->plain_at == t->plain_end) {
+        size_t got;
+        int rc = t->peer_closed ? 0 : read_record(t, p, n, &got, e);
+        if (rc == 0) { /* an idle connection keeps no buffer */
+            free(t->plain);
+            t->plain = NULL;
+        }
+        if (rc <= 0)
+            return rc;
+        if (got > 0)
+            return (int)got;
     }
-    return fail(t, why, e);
+    return take_plain(t, p, n);
 }
 
-int tls_write(struct tls *t, const void *p, size_t n, struct err *e)
+size_t tls_output_bytes(size_t n)
 {
-    check(n > 0 && n <= INT_MAX);
-    ERR_clear_error();
-    int rc = SSL_write(t->ssl, p, (int)n);
-    if (rc == (int)n)
-        return 0;
-    return fail(t, SSL_get_error(t->ssl, rc), e);
+    size_t records = n / RECORD_CONTENT_MAX + 1, updates = records / RECORD_KEY_MAX + 1;
+    return n + records * RECORD_OVERHEAD + updates * (5 + RECORD_OVERHEAD);
+}
+
+/* Moves what fits into one record from parts to out; returns its bytes. */
+static size_t cut(struct slice *parts, size_t count, struct slice *out)
+{
+    size_t used = 0;
+    for (size_t i = 0; i < count; i++) {
+        size_t n = parts[i].n < RECORD_CONTENT_MAX - used ? parts[i].n : RECORD_CONTENT_MAX - used;
+        out[i] = SLICE(parts[i].p, n);
+        if (n > 0)
+            parts[i] = SLICE(parts[i].p + n, parts[i].n - n);
+        used += n;
+    }
+    return used;
+}
+
+int tls_write(struct tls *t, const struct slice *parts, size_t count, struct err *e)
+{
+    struct slice left[TLS_PARTS_MAX], now[TLS_PARTS_MAX];
+    int rc = 0;
+    size_t n;
+    check(count <= TLS_PARTS_MAX);
+    memcpy(left, parts, count * sizeof *parts);
+    while (rc == 0 && (n = cut(left, count, now)) > 0) {
+        if (record_key_worn(t->key[OUT]))
+            rc = update_own_key(t, e);
+        if (rc == 0)
+            rc = send_record(t, RECORD_DATA, now, count, n, e);
+    }
+    return rc;
 }
 
 void tls_close(struct tls *t)
 {
-    ERR_clear_error();
-    (void)SSL_shutdown(t->ssl);
-    ERR_clear_error();
+    static const uint8_t warning[] = {1, ALERT_CLOSE_NOTIFY};
+    (void)!send_record(t, RECORD_ALERT, &SLICE(warning, sizeof warning), 1, sizeof warning, NULL);
 }
 
 bool tls_peer_closed(const struct tls *t)

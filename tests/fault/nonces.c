@@ -121,7 +121,7 @@ static void a_repeat_is_seen(void **state)
     (void)state;
     uint8_t key[AEAD_KEY_BYTES] = {1}, other[AEAD_KEY_BYTES] = {2}, nonce[AEAD_NONCE_BYTES] = {3},
             out[1 + AEAD_TAG_BYTES], plain;
-    struct aead *seals = aead_create(true), *opens = aead_create(false);
+    struct aead *seals = aead_create(AEAD_AES_256_GCM, true), *opens = aead_create(AEAD_AES_256_GCM, false);
     oracle_open(1000);
     aead_key(seals, key);
     aead_seal(seals, nonce, NULL, 0, "a", 1, out, NULL);

@@ -46,7 +46,7 @@ static void sums_are_those_of_the_sealed_bytes(void **state)
 {
     (void)state;
     static const size_t lengths[] = {0, 1, 16, 32767, 32768, 32769, 100000};
-    struct aead *seals = aead_create(true), *opens = aead_create(false);
+    struct aead *seals = aead_create(AEAD_AES_256_GCM, true), *opens = aead_create(AEAD_AES_256_GCM, false);
     uint8_t key[32] = {3}, nonce[12] = {4}, *plain = calloc(1, 100000), *sealed = malloc(100016);
     aead_key(seals, key);
     aead_key(opens, key);
@@ -75,7 +75,7 @@ static void sums_are_those_of_the_sealed_bytes(void **state)
 static void known_answers(void **state)
 {
     (void)state;
-    struct aead *seals = aead_create(true), *opens = aead_create(false);
+    struct aead *seals = aead_create(AEAD_AES_256_GCM, true), *opens = aead_create(AEAD_AES_256_GCM, false);
     for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
         uint8_t key[32], nonce[12], ad[64], plain[128], sealed[128], out[128];
         unhex(vectors[i].key, key);
@@ -103,7 +103,7 @@ static void known_answers(void **state)
 static void every_changed_bit_is_noticed(void **state)
 {
     (void)state;
-    struct aead *opens = aead_create(false);
+    struct aead *opens = aead_create(AEAD_AES_256_GCM, false);
     uint8_t key[32], nonce[12], ad[64], sealed[128], out[128], zero[128] = {0};
     unhex(vectors[3].key, key);
     unhex(vectors[3].nonce, nonce);

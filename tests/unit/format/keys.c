@@ -137,7 +137,7 @@ static void an_envelope_has_the_bytes_of_the_specification(void **state)
     memcpy(info + 47, "acme", 4);
     hkdf_sha256(secret_bytes(f.ring.keks[0].key), 32, want + 128, 32, info, sizeof info, okm, 64);
     memcpy(want + 160, okm + 32, 32);
-    struct aead *a = aead_create(true);
+    struct aead *a = aead_create(AEAD_AES_256_GCM, true);
     aead_key(a, okm);
     ramp(dek, 32, 0x80);
     aead_seal(a, (const uint8_t[12]){0}, want + 8, 184, dek, 32, want + 192, NULL);

@@ -396,7 +396,7 @@ static void a_chunk_has_the_bytes_of_the_specification(void **state)
     le32_put(ad + 168, 4000);
     ad[172] = CODEC_ZSTD;
     ad[173] = DTYPE_F32;
-    struct aead *a = aead_create(true);
+    struct aead *a = aead_create(AEAD_AES_256_GCM, true);
     aead_key(a, okm);
     aead_seal(a, nonce, ad, sizeof ad, f.plain, PLAIN, want, NULL);
     aead_free(a);
