@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fetchers (two per connection, so that one asks while the other's batch is decoded) own one batch buffer
- * each and fill it by part_fetch; decoders take chunks from a queue as they arrive. The buffers are the
- * bound: a fetcher begins its next batch when all chunks of the last are decoded.
+ * Fetchers own a slot of memory each, and fill it by part_fetch with a large chunk or several small ones;
+ * decoders take chunks from a queue as they arrive. The slots are the bound: a fetcher asks again when what
+ * came to its slot is decoded, and there are several on a connection, so that others are on their way
+ * meanwhile.
  */
 #include "client/fetch.h"
 
@@ -11,11 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/opened.h"
+#include "client/saver.h"
 #include "format/base/pages.h"
 
-#define FETCHERS_PER_CONN 2u
+#define FETCHERS_PER_CONN 8u
 #define BATCH_CHUNKS_MAX  64u
-#define BATCH_BYTES_MAX   (16u << 20)
+#define SLOT_BYTES        STAGING_SLOT_BYTES
 #define THREADS_MAX       64u
 
 struct fetch;
@@ -23,7 +26,9 @@ struct fetch;
 struct fetcher {
     struct fetch *fetch;
     struct conn *conn;
-    uint8_t *memory;
+    uint8_t *memory; /* SLOT_BYTES */
+    bool lent;       /* by the saver */
+    pthread_cond_t decoded;
     size_t first; /* item; the batch is first, first + 1, ... */
     uint32_t count, given;
     uint32_t undecoded; /* under the lock: chunks of the batch given to decoders */
@@ -39,11 +44,10 @@ struct ready { /* a chunk for the decoders */
 
 struct fetch {
     const struct fetch_job *job;
-    size_t batch_bytes;
     pthread_mutex_t lock;
-    pthread_cond_t changed;
-    size_t next;       /* item that no fetcher has taken */
-    unsigned fetching; /* fetchers that are not done */
+    pthread_cond_t changed; /* for decoders: a chunk came, or a fetcher ended */
+    size_t next;            /* item that no fetcher has taken */
+    unsigned fetching;      /* fetchers that are not done */
     struct ready *queue;
     size_t queue_cap, queue_at, queue_count;
     bool failed;
@@ -79,7 +83,7 @@ static bool take_batch(struct fetch *f, struct fetcher *t)
     while (f->next < job->count && t->count < BATCH_CHUNKS_MAX) {
         const struct fetch_item *i = &job->items[f->next];
         size_t n = block_align(entry_of(i)->stored_bytes); /* chunks that are neighbours come with padding */
-        if (t->count > 0 && (i->part != job->items[t->first].part || bytes + n > f->batch_bytes))
+        if (t->count > 0 && (i->part != job->items[t->first].part || bytes + n > SLOT_BYTES))
             break;
         bytes += n;
         t->numbers[t->count++] = i->chunk;
@@ -104,7 +108,7 @@ static int chunk_arrived(void *arg, uint32_t number, uint8_t *stored, size_t n, 
             .from = t, .item = t->first + t->given, .stored = stored, .stored_bytes = (uint32_t)n};
         t->given++;
         t->undecoded++;
-        pthread_cond_broadcast(&f->changed);
+        pthread_cond_signal(&f->changed);
     }
     pthread_mutex_unlock(&f->lock);
     return stop ? err_set(e, ERR_CANCELLED, "another chunk failed") : 0;
@@ -119,12 +123,12 @@ static void *fetch_some(void *arg)
         pthread_mutex_unlock(&f->lock);
         struct err e;
         int rc = part_fetch(f->job->items[t->first].part, t->conn, PART_RESTORE, t->numbers, t->count,
-                            t->memory, f->batch_bytes, chunk_arrived, t, &e);
+                            t->memory, SLOT_BYTES, chunk_arrived, t, &e);
         pthread_mutex_lock(&f->lock);
         if (rc < 0)
             fetch_fail(f, &e);
         while (t->undecoded > 0)
-            pthread_cond_wait(&f->changed, &f->lock);
+            pthread_cond_wait(&t->decoded, &f->lock);
     }
     f->fetching--;
     pthread_cond_broadcast(&f->changed);
@@ -157,7 +161,7 @@ static int decode(struct fetch *f, struct part_scratch *s, const struct ready *r
                   struct err *e)
 {
     const struct fetch_item *i = &f->job->items[r->item];
-    int rc = part_decode(i->part, s, i->chunk, r->stored, plain, e);
+    int rc = part_decode_unsummed(i->part, s, i->chunk, r->stored, plain, e);
     if (rc != -EBADMSG)
         return rc;
     struct err again; /* damaged on the way, or by a bad read of a good disk? */
@@ -180,8 +184,8 @@ static void finish_chunk(struct fetch *f, const struct ready *r, uint8_t *plain,
     pthread_mutex_lock(&f->lock);
     if (rc < 0)
         fetch_fail(f, e);
-    r->from->undecoded--;
-    pthread_cond_broadcast(&f->changed);
+    if (--r->from->undecoded == 0)
+        pthread_cond_signal(&r->from->decoded);
     pthread_mutex_unlock(&f->lock);
 }
 
@@ -235,6 +239,50 @@ static void *decode_some(void *arg)
     return NULL;
 }
 
+/* ---- slots ---- */
+
+static void slot_take(struct larder *c, struct fetcher *t)
+{
+    t->memory = saver_lend(c->saver);
+    t->lent = t->memory;
+    if (!t->memory)
+        t->memory = pages_alloc(SLOT_BYTES);
+}
+
+static void slot_give(struct larder *c, struct fetcher *t)
+{
+    if (t->lent)
+        saver_take_back(c->saver, t->memory);
+    else
+        free(t->memory);
+}
+
+static int fetchers_create(struct fetch *f, unsigned count, struct fetcher **out, struct err *e)
+{
+    struct fetcher *t = calloc(count, sizeof *t);
+    *out = t;
+    for (unsigned i = 0; t && i < count; i++) {
+        t[i].fetch = f;
+        t[i].conn = f->job->conns[i % f->job->conn_count];
+        pthread_cond_init(&t[i].decoded, NULL);
+        slot_take(f->job->client, &t[i]);
+        if (!t[i].memory)
+            return err_set(e, ERR_NO_MEMORY, "no memory for fetching; lower memory_bytes");
+    }
+    return t ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for fetching");
+}
+
+static void fetchers_free(struct fetch *f, struct fetcher *t, unsigned count)
+{
+    for (unsigned i = 0; t && i < count; i++) {
+        if (!t[i].fetch)
+            break;
+        slot_give(f->job->client, &t[i]);
+        pthread_cond_destroy(&t[i].decoded);
+    }
+    free(t);
+}
+
 /* ---- the whole ---- */
 
 static int start(struct fetch *f, struct fetcher *fetchers, unsigned fetcher_count, pthread_t *threads,
@@ -260,30 +308,27 @@ static int start(struct fetch *f, struct fetcher *fetchers, unsigned fetcher_cou
     return 0;
 }
 
+static unsigned fetchers_wanted(const struct fetch_job *job)
+{
+    uint64_t n = job->memory_bytes / SLOT_BYTES, most = job->conn_count * FETCHERS_PER_CONN;
+    n = n < most ? n : most;
+    n = n < job->count ? n : job->count;
+    return n < 1 ? 1 : n < THREADS_MAX ? (unsigned)n : THREADS_MAX;
+}
+
 int fetch_run(const struct fetch_job *job, struct err *e)
 {
     if (job->count == 0)
         return 0;
-    unsigned fetcher_count = job->conn_count * FETCHERS_PER_CONN, started = 0;
-    fetcher_count = fetcher_count < THREADS_MAX ? fetcher_count : THREADS_MAX;
+    unsigned fetcher_count = fetchers_wanted(job), started = 0;
     struct fetch f = {.job = job, .queue_cap = (size_t)fetcher_count * BATCH_CHUNKS_MAX};
-    struct fetcher *fetchers = calloc(fetcher_count, sizeof *fetchers);
+    struct fetcher *fetchers = NULL;
     pthread_t threads[2 * THREADS_MAX];
-    f.batch_bytes = job->memory_bytes / fetcher_count;
-    f.batch_bytes = f.batch_bytes < BATCH_BYTES_MAX ? f.batch_bytes : BATCH_BYTES_MAX;
-    if (f.batch_bytes < block_align(CHUNK_STORED_BYTES_MAX))
-        f.batch_bytes = block_align(CHUNK_STORED_BYTES_MAX);
     f.queue = calloc(f.queue_cap, sizeof *f.queue);
     pthread_mutex_init(&f.lock, NULL);
     pthread_cond_init(&f.changed, NULL);
-    int rc = fetchers && f.queue ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for fetching");
-    for (unsigned i = 0; rc == 0 && i < fetcher_count; i++) {
-        fetchers[i].fetch = &f;
-        fetchers[i].conn = job->conns[i % job->conn_count];
-        fetchers[i].memory = pages_alloc(f.batch_bytes);
-        if (!fetchers[i].memory)
-            rc = err_set(e, ERR_NO_MEMORY, "no memory for fetching; lower memory_bytes");
-    }
+    int rc = f.queue ? fetchers_create(&f, fetcher_count, &fetchers, e)
+                     : err_set(e, ERR_NO_MEMORY, "no memory for fetching");
     if (rc == 0) {
         pthread_mutex_lock(&f.lock);
         rc = start(&f, fetchers, fetcher_count, threads, &started, e);
@@ -298,9 +343,7 @@ int fetch_run(const struct fetch_job *job, struct err *e)
         if (e)
             *e = f.err;
     }
-    for (unsigned i = 0; fetchers && i < fetcher_count; i++)
-        free(fetchers[i].memory);
-    free(fetchers);
+    fetchers_free(&f, fetchers, fetcher_count);
     free(f.queue);
     pthread_cond_destroy(&f.changed);
     pthread_mutex_destroy(&f.lock);

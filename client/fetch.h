@@ -20,8 +20,8 @@ struct fetch_job {
     struct larder *client;
     struct conn *const *conns;
     unsigned conn_count;
-    uint64_t
-        memory_bytes; /* for stored chunks on their way; each decoding thread has a plain chunk beside it */
+    uint64_t memory_bytes; /* for stored chunks on their way, one slot at least, borrowed from the staging
+                              memory if it has some; each decoding thread has a plain chunk beside it */
     unsigned threads;
     const struct fetch_item *items; /* ascending by part (any order of parts) and chunk; no pair twice */
     size_t count;

@@ -34,6 +34,10 @@ bool part_is_raw(const struct part *p, uint32_t number);
  * naming part and chunk. stored may be overwritten. */
 must_check int part_decode(const struct part *p, struct part_scratch *s, uint32_t number, void *stored,
                            void *out, struct err *e);
+/* The same without the checksum, which only tells what is wrong where the seal does not verify: for who
+ * fetches a damaged chunk again, and has that one's told. */
+must_check int part_decode_unsummed(const struct part *p, struct part_scratch *s, uint32_t number,
+                                    void *stored, void *out, struct err *e);
 
 /* As in msg_read. PART_AGAIN: as PART_RESTORE, but past the bulk lane and the server's memory: for what came
  * damaged. */

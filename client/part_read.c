@@ -296,13 +296,13 @@ static int tell_damage(const struct chunk_entry *c, struct hash128 found, int rc
                    c->stored_bytes, (unsigned long long)c->offset, got, want);
 }
 
-/* The checksum is taken while the cipher reads the bytes. */
-static int open_and_decode(const struct part *p, struct part_scratch *s, uint32_t number, void *stored,
-                           void *out, struct err *e)
+/* The checksum, if it is wanted, is taken while the cipher reads the bytes. */
+static int open_and_decode(const struct part *p, struct part_scratch *s, uint32_t number, bool summed,
+                           void *stored, void *out, struct err *e)
 {
     const struct chunk_entry *c = &p->chunks[number];
     struct hash128 found = c->stored_hash;
-    int rc = open_chunk(p->seal, s->seal, number, c, stored, stored, &found, e);
+    int rc = open_chunk(p->seal, s->seal, number, c, stored, stored, summed ? &found : NULL, e);
     rc = tell_damage(c, found, rc, e);
     if (rc == 0)
         rc = codec_decode(s->codec, (enum codec)c->codec, (enum dtype)c->dtype, stored,
@@ -330,12 +330,12 @@ bool part_is_raw(const struct part *p, uint32_t number)
     return c->codec == CODEC_RAW && c->stored_bytes == c->plain_bytes + TAG_BYTES;
 }
 
-int part_decode(const struct part *p, struct part_scratch *s, uint32_t number, void *stored, void *out,
-                struct err *e)
+static int decode(const struct part *p, struct part_scratch *s, uint32_t number, bool summed, void *stored,
+                  void *out, struct err *e)
 {
     check(number < p->chunk_count);
     int rc = part_is_raw(p, number) ? open_raw(p, s, number, stored, out, e)
-                                    : open_and_decode(p, s, number, stored, out, e);
+                                    : open_and_decode(p, s, number, summed, stored, out, e);
     if (rc < 0) {
         char id[2 * ID_BYTES + 1];
         hex_encode(&p->header.segment_id, ID_BYTES, id);
@@ -343,4 +343,16 @@ int part_decode(const struct part *p, struct part_scratch *s, uint32_t number, v
                            (unsigned long long)p->header.step, id);
     }
     return 0;
+}
+
+int part_decode(const struct part *p, struct part_scratch *s, uint32_t number, void *stored, void *out,
+                struct err *e)
+{
+    return decode(p, s, number, true, stored, out, e);
+}
+
+int part_decode_unsummed(const struct part *p, struct part_scratch *s, uint32_t number, void *stored,
+                         void *out, struct err *e)
+{
+    return decode(p, s, number, false, stored, out, e);
 }

@@ -107,15 +107,61 @@ static int note_damage(void *arg, size_t item, const struct err *why)
     return rc;
 }
 
-static int open_conns(struct larder_restore *r, struct err *e)
+/* ---- connections ---- */
+
+/* Of the first run: opened side by side, and while the plan is made. */
+struct dialling {
+    struct larder_restore *restore;
+    unsigned count;
+    pthread_t threads[RESTORE_CONNS_MAX];
+    struct dial {
+        struct larder *client;
+        struct conn *conn;
+        struct err err;
+    } dials[RESTORE_CONNS_MAX];
+};
+
+static void *dial(void *arg)
 {
-    while (r->conn_count < r->conns_wanted) {
-        int rc = client_connect(r->client, &r->conns[r->conn_count], e);
-        if (rc < 0)
-            return r->conn_count > 0 ? 0 : rc; /* with fewer it is only slower */
-        r->conn_count++;
+    struct dial *d = arg;
+    if (client_connect(d->client, &d->conn, &d->err) < 0)
+        d->conn = NULL;
+    return NULL;
+}
+
+/* What could not be started is tried by dialling_end. */
+static void dialling_begin(struct dialling *d, struct larder_restore *r, unsigned wanted)
+{
+    *d = (struct dialling){.restore = r};
+    for (unsigned i = r->conn_count; i < wanted; i++) {
+        d->dials[d->count].client = r->client;
+        if (pthread_create(&d->threads[d->count], NULL, dial, &d->dials[d->count]) != 0)
+            return;
+        d->count++;
     }
-    return 0;
+}
+
+/* Waits for them; with fewer than wanted a restore is only slower. */
+static int dialling_end(struct dialling *d, struct err *e)
+{
+    struct larder_restore *r = d->restore;
+    struct err first = {0};
+    for (unsigned i = 0; i < d->count; i++) {
+        pthread_join(d->threads[i], NULL);
+        if (d->dials[i].conn)
+            r->conns[r->conn_count++] = d->dials[i].conn;
+        else if (first.class == ERR_NONE)
+            first = d->dials[i].err;
+    }
+    if (r->conn_count > 0)
+        return 0;
+    if (first.class != ERR_NONE) {
+        *e = first;
+        return -first.errnum;
+    }
+    int rc = client_connect(r->client, &r->conns[0], e);
+    r->conn_count += rc == 0;
+    return rc;
 }
 
 static int fetch_plan(struct running *g, struct err *e)
@@ -123,9 +169,6 @@ static int fetch_plan(struct running *g, struct err *e)
     struct larder_restore *r = g->restore;
     if (g->plan.item_count == 0)
         return 0;
-    int rc = open_conns(r, e);
-    if (rc < 0)
-        return rc;
     struct fetch_job job = {
         .client = r->client,
         .conns = r->conns,
@@ -297,12 +340,24 @@ static int land(struct running *g, struct err *e)
     return rc;
 }
 
+static int plan(struct running *g, struct err *e)
+{
+    struct larder_restore *r = g->restore;
+    struct dialling d;
+    struct err ignored;
+    dialling_begin(&d, r, r->request_count > r->requests_done ? r->conns_wanted : 0);
+    int rc = plan_create(&r->catalog, r->parts, r->requests + r->requests_done,
+                         r->request_count - r->requests_done, NULL, NULL, &g->plan, e);
+    bool needed = rc == 0 && g->plan.item_count > 0;
+    int dialled = dialling_end(&d, needed ? e : &ignored);
+    return needed ? dialled : rc;
+}
+
 int restore_run(struct larder_restore *r, struct err *e)
 {
     struct running g = {.restore = r, .lock = PTHREAD_MUTEX_INITIALIZER};
     restore_clear_damage(r);
-    int rc = plan_create(&r->catalog, r->parts, r->requests + r->requests_done,
-                         r->request_count - r->requests_done, NULL, NULL, &g.plan, e);
+    int rc = plan(&g, e);
     if (rc == 0)
         rc = land(&g, e);
     if (rc == 0)

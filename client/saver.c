@@ -60,6 +60,27 @@ void saver_give(void *arg, uint8_t *slot)
     pthread_mutex_unlock(&v->lock);
 }
 
+uint8_t *saver_lend(struct saver *v)
+{
+    if (!v)
+        return NULL;
+    pthread_mutex_lock(&v->lock);
+    struct pool *p = v->client->staging;
+    uint8_t *slot = v->lent < pool_slots(p) / 2 ? pool_take(p) : NULL;
+    v->lent += slot != NULL;
+    pthread_mutex_unlock(&v->lock);
+    return slot;
+}
+
+void saver_take_back(struct saver *v, uint8_t *slot)
+{
+    pthread_mutex_lock(&v->lock);
+    v->lent--;
+    pool_give(v->client->staging, slot);
+    pthread_cond_broadcast(&v->changed);
+    pthread_mutex_unlock(&v->lock);
+}
+
 static void work(struct saver *v, struct part_scratch *scratch, const struct filled *f,
                  struct part_writer *writer)
 {

@@ -106,6 +106,7 @@ struct saver {
     unsigned worker_count;
 
     struct attempt_known *attempts; /* registered by this client */
+    size_t lent;                    /* slots, by saver_lend */
 };
 
 must_check int saver_create(struct larder *c, struct saver **out, struct err *e);
@@ -117,6 +118,10 @@ void saver_destroy(struct saver *v); /* after saver_drain */
 
 /* A staging slot is free again. */
 void saver_give(void *saver, uint8_t *slot);
+/* A staging slot for something else than a save, or NULL: it is there, and faulted in, and saves always find
+ * half of them. Never waits. v may be NULL. Goes back with saver_take_back. */
+uint8_t *saver_lend(struct saver *v);
+void saver_take_back(struct saver *v, uint8_t *slot);
 
 /* With the lock held, all of these. */
 must_check int saver_start_workers(struct saver *v, struct err *e); /* once; then nothing */
