@@ -1,7 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The arena is cut into frames of one window, and these into units; an extent has units of one frame. Frames
- * are looked through from the first, so that memory that was used just now, and is in the cache, comes first.
+ * are looked through from the first, so that memory that was used just now, and is in the cache, comes first:
+ * the disk fills such memory half as fast again as memory that nobody touched for a while.
+ *
+ * That is why what one reader alone goes through is not left there: its memory is used again at once, and of
+ * the extent a ghost stays in the table, without memory, for as long as the arena could have held it. Who
+ * finds a ghost had to read once more, and shows that keeping pays. It is decided by object: of what was
+ * wanted of it lately, was a quarter there, or a ghost (2Q by Johnson and Shasha, 1994, with a ratio). The
+ * first bytes wanted of an object are kept, since those who restore together begin together.
  */
 #include "server/session/extents.h"
 
@@ -17,15 +24,29 @@
 #define UNIT_BYTES   (64u << 10)
 #define FRAME_UNITS  (EXTENT_BYTES_MAX / UNIT_BYTES)
 #define BUCKETS      1024u
-#define FRAME_NONE   UINT32_MAX /* memory of its own */
-#define FRAMES_BEGIN (2u << 20) /* large pages where the kernel has them */
+#define OBJECTS      1024u /* remembered, in sets of OBJECT_WAYS */
+#define OBJECT_WAYS  4u
+#define WANTED_BYTES (64u << 20) /* of an object, then the older half counts half */
+#define AGAIN_PART   4u          /* one of so many wanted again: worth keeping */
+#define UNSURE_BYTES (8u << 20)  /* of an object are kept before anything is known of it */
+#define FRAME_NONE   UINT32_MAX  /* memory of its own */
+#define FRAMES_BEGIN (2u << 20)  /* large pages where the kernel has them */
 
 _Static_assert(FRAME_UNITS == 16, "a frame's units are the bits of a uint16_t");
+
+struct object {
+    struct id key;
+    uint64_t seen_ms;
+    uint32_t wanted_bytes, again_bytes; /* lately; again: of these, wanted before */
+};
 
 struct extents {
     pthread_mutex_t lock;
     struct list buckets[BUCKETS];
-    struct list idle; /* read, held by nobody, the longest unused first */
+    struct list idle;   /* read, held by nobody, the longest unused first */
+    struct list ghosts; /* without memory, the oldest first */
+    uint64_t ghost_bytes;
+    struct object objects[OBJECTS];
     uint8_t *arena;
     uint16_t *used; /* units of each frame */
     uint32_t frame_count;
@@ -41,6 +62,7 @@ int extents_create(uint64_t arena_bytes, struct extents **out)
         return -ENOMEM;
     pthread_mutex_init(&x->lock, NULL);
     list_init(&x->idle);
+    list_init(&x->ghosts);
     for (unsigned i = 0; i < BUCKETS; i++)
         list_init(&x->buckets[i]);
     x->used = calloc(frames + 1, sizeof *x->used);
@@ -58,15 +80,25 @@ int extents_create(uint64_t arena_bytes, struct extents **out)
 }
 
 /* With the lock held. */
+static void memory_free(struct extents *x, struct extent *e)
+{
+    if (e->frame == FRAME_NONE)
+        free(e->memory);
+    else
+        x->used[e->frame] &= (uint16_t) ~(((1u << (e->room + UNIT_BYTES - 1) / UNIT_BYTES) - 1) << e->unit);
+    e->frame = FRAME_NONE;
+    e->memory = NULL;
+}
+
+/* Likewise. */
 static void extent_free(struct extents *x, struct extent *e)
 {
     check(e->refs == 0 && list_empty(&e->waiting));
     list_del(&e->bucket);
     list_del(&e->idle);
-    if (e->frame == FRAME_NONE)
-        free(e->memory);
-    else
-        x->used[e->frame] &= (uint16_t) ~(((1u << (e->room + UNIT_BYTES - 1) / UNIT_BYTES) - 1) << e->unit);
+    if (e->ghost)
+        x->ghost_bytes -= e->room;
+    memory_free(x, e);
     free(e);
 }
 
@@ -76,6 +108,8 @@ void extents_destroy(struct extents *x)
         return;
     while (!list_empty(&x->idle))
         extent_free(x, container_of(x->idle.next, struct extent, idle));
+    while (!list_empty(&x->ghosts))
+        extent_free(x, container_of(x->ghosts.next, struct extent, idle));
     for (unsigned i = 0; i < BUCKETS; i++)
         check(list_empty(&x->buckets[i])); /* else one is still in use */
     check(atomic_load(&x->held_bytes) == 0);
@@ -149,16 +183,69 @@ static void hold(struct extents *x, struct extent *e)
         atomic_fetch_add(&x->held_bytes, e->room);
 }
 
+/* ---- what is worth keeping, with the lock held ---- */
+
+static bool is_past(uint64_t since_ms, uint64_t now_ms)
+{
+    return since_ms + EXTENT_KEPT_MS <= now_ms;
+}
+
+/* The object's entry; begun anew, in place of the longest unseen, if there is none. */
+static struct object *object_of(struct extents *x, const struct id *key, uint64_t now_ms)
+{
+    struct object *set = &x->objects[le64_get(key->bytes) % (OBJECTS / OBJECT_WAYS) * OBJECT_WAYS];
+    struct object *oldest = set;
+    for (unsigned i = 0; i < OBJECT_WAYS; i++) {
+        if (id_equal(&set[i].key, key) && !is_past(set[i].seen_ms, now_ms))
+            return &set[i];
+        if (set[i].seen_ms < oldest->seen_ms)
+            oldest = &set[i];
+    }
+    *oldest = (struct object){.key = *key, .seen_ms = now_ms};
+    return oldest;
+}
+
+static void object_wanted(struct extents *x, const struct extent_want *want, uint64_t end, bool again)
+{
+    struct object *o = object_of(x, &want->key, want->now_ms);
+    uint32_t bytes = (uint32_t)((end < want->end ? end : want->end) - want->begin);
+    o->seen_ms = want->now_ms;
+    if (o->wanted_bytes >= WANTED_BYTES) {
+        o->wanted_bytes /= 2;
+        o->again_bytes /= 2;
+    }
+    o->wanted_bytes += bytes;
+    o->again_bytes += again ? bytes : 0;
+}
+
+static bool is_worth_keeping(struct extents *x, const struct extent *e)
+{
+    const struct object *o = object_of(x, &e->key, e->read_at_ms);
+    return o->wanted_bytes <= UNSURE_BYTES || o->again_bytes >= o->wanted_bytes / AGAIN_PART;
+}
+
+static void become_ghost(struct extents *x, struct extent *e)
+{
+    memory_free(x, e);
+    e->ghost = true;
+    x->ghost_bytes += e->room;
+    list_add_tail(&x->ghosts, &e->idle);
+    while (x->ghost_bytes > (uint64_t)x->frame_count * EXTENT_BYTES_MAX)
+        extent_free(x, container_of(x->ghosts.next, struct extent, idle));
+}
+
 static void put(struct extents *x, struct extent *e)
 {
     check(e->refs > 0);
     if (--e->refs > 0)
         return;
     atomic_fetch_sub(&x->held_bytes, e->room);
-    if (e->keep && e->read && e->frame != FRAME_NONE && !list_empty(&e->bucket))
+    if (!e->keep || !e->read || list_empty(&e->bucket))
+        extent_free(x, e);
+    else if (e->frame != FRAME_NONE && is_worth_keeping(x, e))
         list_add_tail(&x->idle, &e->idle);
     else
-        extent_free(x, e);
+        become_ghost(x, e);
 }
 
 /* ---- the table, with the lock held ---- */
@@ -176,20 +263,21 @@ static void detach(struct extents *x, struct extent *e)
         extent_free(x, e);
 }
 
-static bool is_stale(const struct extent *e, uint64_t now_ms)
+/* The extent that covers `begin`, or NULL; *end falls to where the next one begins. ghost: one covered it. */
+static struct extent *find(struct extents *x, const struct extent_want *want, uint64_t begin, uint64_t *end,
+                           bool *ghost)
 {
-    return e->read && e->read_at_ms + EXTENT_KEPT_MS <= now_ms;
-}
-
-/* The extent that covers `begin`, or NULL; *end falls to where the next one begins. */
-static struct extent *find(struct extents *x, const struct extent_want *want, uint64_t begin, uint64_t *end)
-{
+    *ghost = false;
     list_for_each_safe (it, bucket_of(x, &want->key, begin)) {
         struct extent *e = container_of(it, struct extent, bucket);
         if (!id_equal(&e->key, &want->key) || e->begin >= *end || e->begin + e->room <= begin)
             continue;
-        if (want->fresh || is_stale(e, want->now_ms))
+        if (want->fresh || (e->read && is_past(e->read_at_ms, want->now_ms)))
             detach(x, e);
+        else if (e->ghost && e->begin > begin)
+            continue;
+        else if (e->ghost)
+            *ghost = true, extent_free(x, e);
         else if (e->begin <= begin)
             return e;
         else
@@ -246,10 +334,12 @@ int extent_get(struct extents *x, const struct extent_want *want, struct extent_
 {
     uint64_t begin = want->begin / BLOCK_BYTES * BLOCK_BYTES, end = block_align(want->end);
     check(want->begin < want->end && begin / EXTENT_BYTES_MAX == (end - 1) / EXTENT_BYTES_MAX);
-    bool there = false;
+    bool there = false, ghost;
     int rc = 0;
     pthread_mutex_lock(&x->lock);
-    struct extent *e = find(x, want, begin, &end);
+    struct extent *e = find(x, want, begin, &end, &ghost);
+    if (want->keep)
+        object_wanted(x, want, e ? e->begin + e->room : end, e || ghost);
     if (e)
         there = join(x, e, want, w);
     else

@@ -8,10 +8,11 @@
  * Those that can be found never overlap: of what is wanted, only what no extent covers is read. An extent
  * belongs to those who hold it; the last lets its memory go, or leaves it to be found again.
  *
- * Memory is one arena, taken at start. What is left there unused goes, the longest unused first, when room is
- * needed, and counts for nothing after EXTENT_KEPT_MS. While all of the arena is held (slow readers), further
- * extents have memory of their own, which is freed at once: nobody stalls, and extents_crowded asks everyone
- * to hold little.
+ * Memory is one arena, taken at start. What nobody holds is left there if it is worth keeping: of what was
+ * wanted of its object lately, a quarter at least was wanted again, or little of it was wanted yet. What is
+ * left goes, the longest unused first, when room is needed, and counts for nothing after EXTENT_KEPT_MS.
+ * While all of the arena is held (slow readers), further extents have memory of their own, which is freed at
+ * once: nobody stalls, and extents_crowded asks everyone to hold little.
  *
  * Threads: all calls from any loop. One lock guards the table; nothing is read, sent or waited for under it.
  */
@@ -46,6 +47,7 @@ struct extent {
     uint64_t read_at_ms;
     uint32_t refs, frame, unit;
     bool read, keep;
+    bool ghost; /* what is known of one that went: no memory, and nobody holds it */
 };
 
 /* What is wanted: of it, the extent that is found or made covers at least the first byte. */
@@ -53,7 +55,7 @@ struct extent_want {
     struct id key;       /* names the object and who may read it; no two of them share one */
     uint64_t begin, end; /* within one window */
     uint64_t now_ms;
-    bool keep;  /* may be found once it was read; else only while it is being read */
+    bool keep;  /* may be found once it was read, if that pays; else only while it is being read */
     bool fresh; /* read it anew, whatever is there */
 };
 

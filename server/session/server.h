@@ -56,7 +56,7 @@ struct server_limits {
     uint32_t session_requests_max;      /* [256] in flight */
     uint32_t session_streams_max;       /* [64] of these, streams */
     uint64_t session_payload_bytes_max; /* [64 MiB] */
-    uint64_t session_read_bytes_max;    /* [8 MiB] */
+    uint64_t session_read_bytes_max;    /* [4 MiB] */
     uint64_t in_flight_bytes_max;       /* [64 MiB] disk operations of one loop */
     uint64_t read_cache_bytes;          /* [128 MiB] of all loops; taken at start (extents.h) */
     uint64_t sample_index_bytes_max;    /* [64 MiB] cached sample indexes of published shards, each loop */

@@ -243,6 +243,46 @@ static void the_longest_unused_makes_room(void **state)
     put(f, &r);
 }
 
+static int read_once(struct fixture *f, struct reader *r, uint64_t window)
+{
+    struct extent_want want = want_of(1, window * MIB, (window + 1) * MIB);
+    int rc = get(f, r, &want);
+    if (rc == 1)
+        deliver(f, r, (uint8_t)window, 0);
+    rig_settle(&f->rig);
+    assert_int_equal(r->wait.extent->memory[MIB - 1], (uint8_t)window);
+    put(f, r);
+    return rc;
+}
+
+/* What one reader alone goes through leaves the same memory in use again and again; where a second one comes
+ * close behind, what the first has read is there for him, once that has shown. */
+static void what_nobody_wants_twice_is_not_kept(void **state)
+{
+    struct fixture *f = *state;
+    struct reader r;
+    const uint8_t *used = NULL;
+    uint64_t window = 0;
+    for (; window < 32; window++) {
+        struct extent_want want = want_of(1, window * MIB, (window + 1) * MIB);
+        assert_int_equal(get(f, &r, &want), 1);
+        if (window >= 16)
+            assert_ptr_equal(r.wait.extent->memory, used);
+        used = r.wait.extent->memory;
+        deliver(f, &r, 1, 0);
+        put(f, &r);
+    }
+    assert_int_equal(read_once(f, &r, 30), 1);
+    for (; window < 64; window++) {
+        assert_int_equal(read_once(f, &r, window), 1);
+        int second = read_once(f, &r, window);
+        assert_true(window < 40 ? second == 1 : window < 56 || second == 0);
+    }
+    for (; window < 192; window++) /* the second has gone */
+        assert_int_equal(read_once(f, &r, window), 1);
+    assert_int_equal(read_once(f, &r, 191), 1);
+}
+
 /* A small one takes a small place: many of them fit. */
 static void small_ones_take_little_room(void **state)
 {
@@ -316,6 +356,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_failure_is_told_to_all_and_not_kept, setup, teardown),
         cmocka_unit_test_setup_teardown(asked_anew_it_is_read_anew, setup, teardown),
         cmocka_unit_test_setup_teardown(the_longest_unused_makes_room, setup, teardown),
+        cmocka_unit_test_setup_teardown(what_nobody_wants_twice_is_not_kept, setup, teardown),
         cmocka_unit_test_setup_teardown(small_ones_take_little_room, setup, teardown),
         cmocka_unit_test_setup_teardown(a_full_arena_stalls_nobody, setup, teardown),
         cmocka_unit_test_setup_teardown(private_memory_is_found_by_nobody, setup, teardown),
