@@ -121,13 +121,13 @@ static int read_once(struct conn *conn, bool sealed, const struct id *run_id, co
 
 /* ---- into memory ---- */
 
-int segment_read(struct conn *conn, const struct id *run_id, const struct id *segment,
+int segment_read(struct conn *conn, const struct id *run_id, const struct id *segment, enum part_class class,
                  const struct range *ranges, uint32_t count, uint8_t *out, struct err *e)
 {
     uint64_t give_up = 0;
     for (;;) {
         struct sink sink = {.memory = out, .room = UINT64_MAX};
-        int rc = read_once(conn, false, run_id, segment, PART_RESTORE, ranges, count, &sink, e);
+        int rc = read_once(conn, false, run_id, segment, class, ranges, count, &sink, e);
         uint64_t now = clock_ms();
         if (rc != -ECONNRESET || (give_up && now >= give_up))
             return rc;

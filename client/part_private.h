@@ -30,8 +30,9 @@ struct range {
 };
 
 /* Reads ranges of one segment, one behind the other, into out. Asks again, from where it was, after a lost
- * connection. */
+ * connection. class: PART_RESTORE or PART_AGAIN. */
 must_check int segment_read(struct conn *conn, const struct id *run_id, const struct id *segment,
-                            const struct range *ranges, uint32_t count, uint8_t *out, struct err *e);
+                            enum part_class class, const struct range *ranges, uint32_t count, uint8_t *out,
+                            struct err *e);
 
 #endif

@@ -109,7 +109,7 @@ static int index_open(struct part *p, const uint8_t *index, struct err *e)
 
 /* Header, and the last bytes with the trailer, in one request; the index if it did not come along. */
 static int part_read(struct part *p, struct conn *conn, const struct run *run, const struct commit *commit,
-                     const struct commit_part *cp, uint8_t *edge, struct err *e)
+                     const struct commit_part *cp, enum part_class class, uint8_t *edge, struct err *e)
 {
     if (cp->segment_bytes < 2 * BLOCK_BYTES || cp->segment_bytes > SEGMENT_BYTES_MAX)
         return err_set(e, ERR_CORRUPT, "the commit record gives it %llu bytes",
@@ -118,7 +118,7 @@ static int part_read(struct part *p, struct conn *conn, const struct run *run, c
         cp->segment_bytes - BLOCK_BYTES < TAIL_BYTES ? cp->segment_bytes - BLOCK_BYTES : TAIL_BYTES;
     struct range edges[2] = {{0, BLOCK_BYTES}, {cp->segment_bytes - tail, tail}};
     uint8_t *tail_at = edge + BLOCK_BYTES;
-    int rc = segment_read(conn, &run->run_id, &cp->segment, edges, 2, edge, e);
+    int rc = segment_read(conn, &run->run_id, &cp->segment, class, edges, 2, edge, e);
     if (rc == 0)
         rc = segment_header_decode(edge, &p->header, e);
     if (rc == 0)
@@ -137,11 +137,27 @@ static int part_read(struct part *p, struct conn *conn, const struct run *run, c
     uint8_t *index = malloc((size_t)r.bytes);
     if (!index)
         return err_set(e, ERR_NO_MEMORY, "no memory for an index of %llu bytes", (unsigned long long)r.bytes);
-    rc = segment_read(conn, &run->run_id, &cp->segment, &r, 1, index, e);
+    rc = segment_read(conn, &run->run_id, &cp->segment, class, &r, 1, index, e);
     if (rc == 0)
         rc = index_open(p, index, e);
     free(index);
     return rc;
+}
+
+/* Bytes that do not stand their checks: a disk may have read them wrongly once. */
+static bool may_be_misread(const struct err *e)
+{
+    return e->class == ERR_CORRUPT || e->class == ERR_VERSION || e->class == ERR_KEY;
+}
+
+static void part_clear(struct part *p)
+{
+    index_private_free(&p->index);
+    seal_free(p->seal);
+    free(p->chunks);
+    p->seal = NULL;
+    p->chunks = NULL;
+    p->chunk_count = 0;
 }
 
 int part_open(struct larder *c, struct conn *conn, const struct run *run, const struct commit *commit,
@@ -159,7 +175,11 @@ int part_open(struct larder *c, struct conn *conn, const struct run *run, const 
         p->run_id = run->run_id;
         p->rank = rank;
         memcpy(p->run, run->name, sizeof p->run);
-        rc = part_read(p, conn, run, commit, cp, edge, e);
+        rc = part_read(p, conn, run, commit, cp, PART_RESTORE, edge, e);
+    }
+    if (rc < 0 && may_be_misread(e)) {
+        part_clear(p);
+        rc = part_read(p, conn, run, commit, cp, PART_AGAIN, edge, e);
     }
     free(edge);
     if (rc < 0) {
@@ -177,9 +197,7 @@ void part_close(struct part *p)
 {
     if (!p)
         return;
-    index_private_free(&p->index);
-    seal_free(p->seal);
-    free(p->chunks);
+    part_clear(p);
     free(p);
 }
 
