@@ -181,12 +181,18 @@ $(BUILD)/scarce/%.o: $(BUILD)/obj/%.o
 	$(Q)objcopy $(foreach f,$(SCARCE),--redefine-sym $(f)=scarce_$(f)) $< $@
 
 # The simulator's campaign: one program of all files in tests/sim. Not the simulator's memory, but the server's runs out.
+# What the client calls of the system goes to the simulator.
 SIMULATOR := $(filter $(BUILD)/obj/server/io/sim%,$(SERVER))
+CAMPAIGN_WRAPS := pthread_create pthread_join pthread_mutex_init pthread_mutex_destroy pthread_mutex_lock pthread_mutex_trylock \
+    pthread_mutex_unlock pthread_cond_init pthread_cond_destroy pthread_cond_wait pthread_cond_timedwait pthread_cond_signal \
+    pthread_cond_broadcast pthread_setname_np pthread_sigmask setpriority clock_gettime nanosleep getrandom getaddrinfo freeaddrinfo \
+    socket connect setsockopt getsockopt send recvmsg shutdown eventfd close read write poll secrets_load channel_config_create
+$(BUILD)/tests/sim/campaign: LDFLAGS += $(CAMPAIGN_WRAPS:%=-Wl,--wrap=%)
 $(BUILD)/tests/sim/campaign: $(call objects,$(wildcard tests/sim/*.c) tests/support/scarce.c) $(SIMULATOR) \
-    $(call scarce,$(filter-out $(SIMULATOR),$(SERVER)) $(FORMAT))
+    $(call scarce,$(filter-out $(SIMULATOR),$(SERVER)) $(FORMAT)) $(CLIENT) $(GPUDIRECT)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(LINK) $^ -o $@ $(FORMAT_LIBS) $(SERVER_LIBS)
+	$(Q)$(LINK) $^ -o $@ $(FORMAT_LIBS) $(SERVER_LIBS) $(CLIENT_LIBS)
 
 tests: all $(UNIT) $(STANDINS) $(BUILD)/gpu-bench $(BUILD)/tests/sim/campaign
 

@@ -508,6 +508,11 @@ uint64_t sim_now_ms(const struct sim *s)
     return s->now_us / 1000;
 }
 
+uint64_t sim_now_ns(const struct sim *s)
+{
+    return s->now_us * 1000;
+}
+
 static uint64_t sim_loop_now_ms(struct loop *l)
 {
     return sim_now_ms(sim_loop_of(l)->sim);

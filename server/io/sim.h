@@ -63,6 +63,7 @@ must_check struct loop *sim_loop(struct sim *s, unsigned node);
  * most max_events. Returns events run. */
 uint64_t sim_run(struct sim *s, bool (*until)(void *arg), void *arg, uint64_t max_events);
 uint64_t sim_now_ms(const struct sim *s);
+uint64_t sim_now_ns(const struct sim *s);
 /* The wall clock that all nodes have; it is set forward or back by so much. Monotonic time goes on. */
 uint64_t sim_unix_ns(const struct sim *s);
 void sim_step_clock(struct sim *s, int64_t ns);

@@ -9,6 +9,7 @@
 
 #include "tests/sim/fiber.h"
 #include "tests/sim/ghost.h"
+#include "tests/sim/process.h"
 
 #define DEADLINE_MS 8000u
 #define PATIENCE_MS 40000u /* beyond it an answer that was promised within the deadline counts as lost */
@@ -55,15 +56,25 @@ bool actor_errs(struct actor *a, uint32_t n)
 
 /* ---- running ---- */
 
+static struct actor *now;
+
+struct actor *actor_now(void)
+{
+    return now;
+}
+
 static void wake_now(struct loop_msg *m)
 {
     struct actor *a = container_of(m, struct actor, wake);
     a->wake_due = false;
-    if (!a->over)
-        fiber_resume(a->fiber);
+    if (a->over)
+        return;
+    now = a;
+    fiber_resume(a->fiber);
+    now = NULL;
 }
 
-static void actor_wake(struct actor *a)
+void actor_wake(struct actor *a)
 {
     if (a->wake_due || a->over)
         return;
@@ -117,6 +128,8 @@ void actor_kill(struct actor *a)
     world_note(a->w, "%s dies", a->name);
     a->killed = true;
     actor_hang_up(a);
+    if (a->process)
+        process_kill(a->process);
     actor_wake(a);
 }
 
@@ -128,7 +141,7 @@ void actor_free(struct actor *a)
     free(a);
 }
 
-static void wait_ms(struct actor *a, uint64_t ms)
+void actor_set_timer(struct actor *a, uint64_t ms)
 {
     a->rang = false;
     loop_timer_set(a->w->clients, &a->timer, loop_now_ms(a->w->clients) + ms + 1);
@@ -136,7 +149,7 @@ static void wait_ms(struct actor *a, uint64_t ms)
 
 void actor_sleep(struct actor *a, uint32_t ms)
 {
-    wait_ms(a, ms);
+    actor_set_timer(a, ms);
     while (alive(a) && !a->rang)
         fiber_wait(a->fiber);
 }
@@ -364,7 +377,7 @@ void actor_hang_up(struct actor *a)
 
 /* ---- calls ---- */
 
-void call_free(struct call *c)
+void call_drop(struct call *c)
 {
     if (!c->done && c->line)
         list_del(&c->link);
@@ -397,7 +410,7 @@ void call_begin(struct actor *a, struct call *c, uint16_t opcode, struct buf *me
 
 enum err_class call_end(struct actor *a, struct call *c)
 {
-    wait_ms(a, PATIENCE_MS);
+    actor_set_timer(a, PATIENCE_MS);
     while (alive(a) && !c->done) {
         fiber_wait(a->fiber);
         if (a->rang && !c->done && alive(a))
@@ -424,7 +437,7 @@ static bool hello(struct actor *a)
         world_fail(a->w, "%s was welcomed in another role", a->name);
     if (good)
         channel_allow_large(a->line->channel);
-    call_free(&c);
+    call_drop(&c);
     return good;
 }
 
@@ -435,7 +448,7 @@ bool actor_connect(struct actor *a)
             return true;
         actor_hang_up(a);
         line_open(a);
-        wait_ms(a, PATIENCE_MS);
+        actor_set_timer(a, PATIENCE_MS);
         while (alive(a) && a->line->connecting && !a->rang)
             fiber_wait(a->fiber);
         if (alive(a) && !a->line->lost && !a->line->connecting && hello(a))

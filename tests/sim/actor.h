@@ -11,6 +11,7 @@
 #include "tests/sim/world.h"
 
 struct line;
+struct process;
 
 struct actor {
     struct list link;
@@ -25,6 +26,7 @@ struct actor {
     struct loop_msg wake;
     struct loop_timer timer;
     bool wake_due, rang, killed, over;
+    struct process *process; /* that it is a thread of; NULL: it speaks the protocol itself */
 };
 
 /* One request. */
@@ -50,6 +52,10 @@ static inline bool alive(const struct actor *a)
     return !a->killed;
 }
 
+struct actor *actor_now(void);                      /* that runs; NULL: none */
+void actor_wake(struct actor *a);                   /* its fiber goes on in a moment */
+void actor_set_timer(struct actor *a, uint64_t ms); /* then it is woken, and has `rang` */
+
 /* From within. */
 void actor_sleep(struct actor *a, uint32_t ms);
 uint32_t roll(struct actor *a, uint32_t n);
@@ -64,7 +70,7 @@ void actor_hang_up(struct actor *a);
 /* One request on the present connection: begun, and waited for. message is freed. */
 void call_begin(struct actor *a, struct call *c, uint16_t opcode, struct buf *message, struct slice tail);
 enum err_class call_end(struct actor *a, struct call *c);
-void call_free(struct call *c);
+void call_drop(struct call *c);
 
 /* Connects, asks, and repeats what PROTOCOL.md allows to repeat, with pauses, until there is an answer that
  * says something. Frees the message. Classes that no client of good manners is answered with fail the seed.

@@ -20,7 +20,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-#define STACK_BYTES (256u << 10)
+#define STACK_BYTES (512u << 10)
 #define GUARD_BYTES (16u << 10)
 
 struct stack {

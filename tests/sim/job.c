@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/sim/people.h"
+#include "tests/sim/clients.h"
 
 #define STEP     10u
 #define STUCK_MS 15000u
@@ -15,6 +15,7 @@
 struct rank {
     struct attempt *attempt;
     uint32_t number;
+    bool real; /* runs the real client */
     struct actor *actor;
 };
 
@@ -22,7 +23,6 @@ struct attempt {
     struct list link; /* job.attempts */
     struct job *job;
     struct id id;
-    uint64_t asked_at; /* first registered; 0: not yet */
     uint64_t number;
     uint32_t joining;                      /* ranks */
     uint32_t world, over, finished, saved; /* saved: steps of all ranks */
@@ -66,7 +66,7 @@ static enum err_class send_chunks(struct actor *a, const struct sim_part *p, str
         enum err_class one = call_end(a, &calls[i]);
         if (class == ERR_NONE || one == ERR_NETWORK)
             class = one;
-        call_free(&calls[i]);
+        call_drop(&calls[i]);
     }
     return class;
 }
@@ -79,7 +79,7 @@ static enum err_class call_once(struct actor *a, uint16_t opcode, struct buf *m,
     enum err_class class = call_end(a, &c);
     if (class != ERR_NONE)
         world_note(a->w, "%s: %s: %s", a->name, opcode_name(opcode), c.err.text);
-    call_free(&c);
+    call_drop(&c);
     buf_free(m);
     return class;
 }
@@ -119,12 +119,12 @@ static enum err_class write_part(struct actor *a, const struct sim_part *p)
         if (class == ERR_NONE) {
             struct msg_segment_create_reply reply = ANSWER(&c, segment_create_reply);
             if (reply.sealed) {
-                call_free(&c);
+                call_drop(&c);
                 return ERR_NONE;
             }
             class = send_chunks(a, p, reply.chunks_received);
         }
-        call_free(&c);
+        call_drop(&c);
         if (class == ERR_NONE)
             class = send_index(a, p);
         if (class == ERR_NONE)
@@ -174,7 +174,7 @@ static void verdict(struct actor *a, const struct sim_part *p, struct msg_join_r
         if (sequence) /* also to a bad verdict that came when another had been good */
             model_durable_told(&a->w->model, r, &p->h.attempt, p->h.step, NULL, sequence);
     }
-    call_free(&c);
+    call_drop(&c);
 }
 
 static enum err_class ask_join(struct actor *a, const struct sim_part *p, struct call *c)
@@ -203,7 +203,7 @@ static void give_up_save(struct actor *a, const struct sim_part *p)
     struct call c = {0};
     (void)ASK(a, &c, OP_SAVE_ABORT, save_abort, .run_id = p->h.run_id, .step = p->h.step,
               .attempt = p->h.attempt, .rank = p->h.rank, .text = slice_str("the simulator wants it so"));
-    call_free(&c);
+    call_drop(&c);
 }
 
 /* Until the save is decided. */
@@ -228,7 +228,7 @@ static enum err_class join_until_decided(struct actor *a, struct model_run *r, c
         } else if (class == ERR_FENCED || class == ERR_NOT_FOUND) {
             model_segment_refused(&a->w->model, r, &p->h.segment_id);
         }
-        call_free(&c);
+        call_drop(&c);
         if (durable)
             return ERR_NONE;
     }
@@ -247,6 +247,11 @@ static enum err_class join(struct actor *a, struct model_run *r, const struct si
 }
 
 /* ---- a rank ---- */
+
+static enum outcome outcome_of(enum err_class class)
+{
+    return class == ERR_NONE ? SAVED : class == ERR_FENCED ? FENCED : AGAIN;
+}
 
 static enum outcome save_once(struct actor *a, struct rank *k, uint64_t step)
 {
@@ -269,47 +274,71 @@ static enum outcome save_once(struct actor *a, struct rank *k, uint64_t step)
     world_note(a->w, "%s: step %llu: %s", a->name, (unsigned long long)step, err_class_name(class));
     if (class == ERR_NO_SPACE || class == ERR_IO)
         actor_sleep(a, 50 + roll(a, 300));
-    return class == ERR_NONE ? SAVED : class == ERR_FENCED ? FENCED : AGAIN;
+    return outcome_of(class);
 }
 
 static bool register_attempt(struct actor *a, struct attempt *at)
 {
     struct call c = {0};
-    if (!at->asked_at)
-        at->asked_at = model_asks(&a->w->model);
+    model_attempt_asked(&a->w->model, at->job->run, &at->id);
     enum err_class class =
         ASK(a, &c, OP_ATTEMPT, attempt, .run_id = at->job->run->id, .attempt = at->id, .world = at->world);
     if (class == ERR_NONE) {
         at->number = ANSWER(&c, attempt_reply).number;
-        model_attempt_told(&a->w->model, at->job->run, at->asked_at, &at->id, at->number, at->world);
+        model_attempt_told(&a->w->model, at->job->run, &at->id, at->number, at->world);
     } else if (class != ERR_FENCED && alive(a)) {
         world_fail(a->w, "%s: registering the attempt: %s", a->name, c.err.text);
     }
-    call_free(&c);
+    call_drop(&c);
     return class == ERR_NONE;
+}
+
+static bool begin_plain(struct actor *a, struct rank *k)
+{
+    struct model_run *r = k->attempt->job->run;
+    if (read_run(a, r, true) != ERR_NONE || !register_attempt(a, k->attempt))
+        return false;
+    if (roll(a, 2)) /* what is there now is all that older attempts will ever have committed */
+        (void)read_list(a, r, NULL, NULL);
+    return true;
+}
+
+/* The client registers the attempt by itself, with its first save. */
+static bool begin_real(struct actor *a, struct rank *k, const struct client *c)
+{
+    if (roll(a, 2))
+        (void)client_restore(a, c, k->attempt->job->run, 0);
+    return alive(a);
+}
+
+static void save_steps(struct actor *a, struct rank *k, const struct client *c)
+{
+    struct attempt *at = k->attempt;
+    uint64_t step = at->first_step;
+    while (alive(a) && step <= at->last_step) {
+        struct client_part x = {at->job->run, at->id, step, k->number, at->world};
+        enum outcome o = c ? outcome_of(client_save(a, c, &x)) : save_once(a, k, step);
+        if (o == FENCED)
+            break;
+        at->saved += o == SAVED;
+        if (o == SAVED)
+            step += STEP;
+        else if (alive(a))
+            actor_sleep(a, 5 + roll(a, 60));
+    }
+    if (alive(a) && step > at->last_step)
+        at->finished++;
 }
 
 static void rank_main(struct actor *a)
 {
     struct rank *k = a->arg;
     struct attempt *at = k->attempt;
-    uint64_t step = at->first_step;
-    if (read_run(a, at->job->run, true) == ERR_NONE && register_attempt(a, at)) {
-        if (roll(a, 2)) /* what is there now is all that older attempts will ever have committed */
-            (void)read_list(a, at->job->run, NULL, NULL);
-        while (alive(a) && step <= at->last_step) {
-            enum outcome o = save_once(a, k, step);
-            if (o == FENCED)
-                break;
-            at->saved += o == SAVED;
-            if (o == SAVED)
-                step += STEP;
-            else
-                actor_sleep(a, 5 + roll(a, 60));
-        }
-        if (alive(a) && step > at->last_step)
-            at->finished++;
-    }
+    struct client *c = k->real ? client_up(a) : NULL;
+    if (c ? c->larder && begin_real(a, k, c) : begin_plain(a, k))
+        save_steps(a, k, c);
+    if (c)
+        client_down(a, c);
     at->over++;
     k->actor = NULL;
 }
@@ -350,6 +379,7 @@ static struct attempt *attempt_begin(struct actor *a, struct job *j)
     list_add_tail(&j->attempts, &at->link);
     for (uint32_t i = 0; i < at->world; i++) {
         at->ranks[i] = (struct rank){.attempt = at, .number = i};
+        at->ranks[i].real = j->run->kind == RUN_CHECKPOINTS && roll(a, 8) < j->w->plan.knob[KNOB_CLIENTS];
         at->ranks[i].actor = actor_begin(j->w, ROLE_WRITER, rank_main, &at->ranks[i], "%s/%zx/%u",
                                          j->run->name, (size_t)at->id.bytes[0] << 8 | at->id.bytes[1], i);
     }

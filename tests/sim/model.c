@@ -38,6 +38,7 @@ void model_free(struct model *m)
     free(m->clocks.at);
     for (size_t i = 0; i < sizeof m->run / sizeof *m->run; i++) {
         struct model_run *r = &m->run[i];
+        free(r->asked.at);
         free(r->attempts.at);
         free(r->saves.at);
         free(r->segments.at);
@@ -120,9 +121,25 @@ void model_key_told(struct model *m, struct model_run *r, struct dek *dek)
     dek_free(dek);
 }
 
-void model_attempt_told(struct model *m, struct model_run *r, uint64_t asked_at, const struct id *attempt,
-                        uint64_t number, uint32_t world)
+static struct model_asked *asked_of(struct model_run *r, const struct id *attempt)
 {
+    for (size_t i = 0; i < r->asked.n; i++)
+        if (id_equal(&r->asked.at[i].attempt, attempt))
+            return &r->asked.at[i];
+    return NULL;
+}
+
+void model_attempt_asked(struct model *m, struct model_run *r, const struct id *attempt)
+{
+    m->now++;
+    if (!asked_of(r, attempt))
+        *model_add(&r->asked) = (struct model_asked){.attempt = *attempt, .at = m->now};
+}
+
+void model_attempt_told(struct model *m, struct model_run *r, const struct id *attempt, uint64_t number,
+                        uint32_t world)
+{
+    uint64_t asked_at = asked_of(r, attempt)->at;
     m->now++;
     struct model_attempt *a = attempt_of(r, attempt), *other = attempt_numbered(r, number);
     if (a && a->number != number)
@@ -445,6 +462,35 @@ void model_listed(struct model *m, struct model_run *r, uint64_t asked_at,
                    c->sequence, c->step);
     }
     remember_fence(r, asked_at, highest);
+}
+
+/* None that is newer was there before, unless it may be bad or gone. */
+static void check_latest(struct model *m, struct model_run *r, uint64_t asked_at, uint64_t sequence)
+{
+    for (size_t i = 0; i < r->commits.n; i++) {
+        const struct model_commit *c = &r->commits.at[i];
+        if (c->sequence > sequence && c->known_at < asked_at && !c->bad_asked &&
+            !may_be_gone(r, c, highest_known(r)))
+            broken(m, r, "sequence %" PRIu64 " was opened as the latest, %" PRIu64 " was there before",
+                   sequence, c->sequence);
+    }
+}
+
+const struct model_attempt *model_opened(struct model *m, struct model_run *r, uint64_t asked_at, bool latest,
+                                         uint64_t sequence, uint64_t step, uint64_t attempt_number,
+                                         uint32_t world)
+{
+    struct model_attempt *a = attempt_numbered(r, attempt_number);
+    m->now++;
+    if (!a || a->world != world)
+        broken(m, r, "sequence %" PRIu64 " was opened as one of attempt %" PRIu64 " of %u ranks", sequence,
+               attempt_number, world);
+    struct model_commit *c = commit_known(m, r, sequence, &a->id, step);
+    if (c->removed_at && c->removed_at < asked_at)
+        broken(m, r, "sequence %" PRIu64 " was opened after prune had removed it", sequence);
+    if (latest)
+        check_latest(m, r, asked_at, sequence);
+    return a;
 }
 
 void model_record_seen(struct model *m, struct model_run *r, uint64_t asked_at, const struct commit *c,

@@ -33,6 +33,11 @@ struct model_attempt {
     uint32_t world;
 };
 
+struct model_asked { /* an attempt's first registration was sent */
+    struct id attempt;
+    uint64_t at;
+};
+
 /* All that was ever done for one step by one attempt. */
 struct model_save {
     struct id attempt;
@@ -83,6 +88,7 @@ struct model_run {
     bool id_told, dek_told;
     struct id id;
     struct dek dek;
+    MODEL_ARRAY(model_asked) asked;
     MODEL_ARRAY(model_attempt) attempts;
     MODEL_ARRAY(model_save) saves;
     MODEL_ARRAY(model_segment) segments;
@@ -108,9 +114,9 @@ void model_run_told(struct model *m, struct model_run *r, const struct id *id);
 /* The first key is kept; others must be the same. */
 void model_key_told(struct model *m, struct model_run *r, struct dek *dek);
 
-/* asked_at: when this attempt was first registered. */
-void model_attempt_told(struct model *m, struct model_run *r, uint64_t asked_at, const struct id *attempt,
-                        uint64_t number, uint32_t world);
+void model_attempt_asked(struct model *m, struct model_run *r, const struct id *attempt);
+void model_attempt_told(struct model *m, struct model_run *r, const struct id *attempt, uint64_t number,
+                        uint32_t world);
 void model_join_asked(struct model *m, struct model_run *r, const struct segment_header *h);
 void model_verdict_asked(struct model *m, struct model_run *r, const struct id *attempt, uint64_t step);
 /* segment: the joined one; NULL: the answer to a verdict. */
@@ -125,6 +131,10 @@ void model_record_seen(struct model *m, struct model_run *r, uint64_t asked_at, 
 /* A commit with that sequence was there, and could then not be found, or a part of it. To be called after the
  * run was listed once more, so that a prune's reasons are known. */
 void model_not_found(struct model *m, struct model_run *r, uint64_t sequence, const char *what);
+/* A client has opened a commit for reading, the newest good one if latest. Returns whose it is. */
+const struct model_attempt *model_opened(struct model *m, struct model_run *r, uint64_t asked_at, bool latest,
+                                         uint64_t sequence, uint64_t step, uint64_t attempt_number,
+                                         uint32_t world);
 /* Nothing good was found in the run. */
 void model_empty(struct model *m, struct model_run *r, uint64_t asked_at);
 

@@ -29,6 +29,20 @@ struct sim_shape {
     uint32_t tensors, bytes_max;
 };
 
+/* One rank's piece of tensor i. The last tensor, if there are several, is the same on all ranks; else rank r
+ * holds row r. */
+struct sim_piece {
+    char name[16];
+    enum dtype dtype;
+    uint64_t elements, bytes;
+    bool shared;
+    uint8_t *plain; /* malloc'ed */
+};
+/* What it saves; returns how many, which like the sizes is the same on all ranks. */
+uint32_t sim_pieces(const struct id *attempt, uint64_t step, uint32_t rank, const struct sim_shape *shape,
+                    struct sim_piece out[PART_TENSORS_MAX]);
+void sim_pieces_free(struct sim_piece *x, uint32_t n);
+
 /* h: ids, step, rank, world, salt and tenant are set by the caller. */
 void sim_part_make(struct sim_part *p, const struct segment_header *h, const struct dek *dek,
                    const struct sim_shape *shape);

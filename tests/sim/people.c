@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/sim/people.h"
+#include "tests/sim/clients.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -25,8 +25,30 @@ static void restore(struct actor *a, struct model_run *r, enum commit_select sel
     commit_free(&c);
 }
 
+/* The same with the real client, which is open all the time. */
+static void read_as_client(struct actor *a)
+{
+    struct client *c = client_up(a);
+    while (c->larder && alive(a) && jobs_run(a->w)) {
+        struct model_run *r = some_run(a);
+        struct msg_commit_item *items = NULL;
+        size_t n = 0;
+        actor_sleep(a, 1 + roll(a, 150));
+        if (!alive(a) || r->kind != RUN_CHECKPOINTS || read_run(a, r, false) != ERR_NONE ||
+            read_list(a, r, &items, &n) != ERR_NONE)
+            continue;
+        (void)client_restore(a, c, r, n && roll(a, 2) ? items[roll(a, (uint32_t)n)].sequence : 0);
+        free(items);
+    }
+    client_down(a, c);
+}
+
 void reader_main(struct actor *a)
 {
+    if (roll(a, 8) < a->w->plan.knob[KNOB_CLIENTS]) {
+        read_as_client(a);
+        return;
+    }
     while (alive(a) && jobs_run(a->w)) {
         struct model_run *r = some_run(a);
         struct msg_commit_item *items = NULL;
@@ -73,7 +95,7 @@ static void prune(struct actor *a, struct model_run *r, uint32_t keep_last, uint
         free(items);
         a->w->tally.prunes++;
     }
-    call_free(&c);
+    call_drop(&c);
 }
 
 static void mark(struct actor *a, struct model_run *r, uint64_t sequence, enum mark_action action)
@@ -89,7 +111,7 @@ static void mark(struct actor *a, struct model_run *r, uint64_t sequence, enum m
             .action = (uint8_t)action, .reason = slice_str("the simulator wants it so"));
     if (class == ERR_NONE && pins)
         model_pin(&a->w->model, r, sequence, true, true);
-    call_free(&c);
+    call_drop(&c);
 }
 
 struct scrubbing {
@@ -117,7 +139,7 @@ static void scrub(struct actor *a, struct model_run *r, bool strict)
     struct call c = {.frame = scrub_frame, .arg = &s};
     (void)ASK(a, &c, OP_SCRUB, scrub, .kind = (uint8_t)r->kind, .name = slice_str(r->name),
               .level = SCRUB_DATA);
-    call_free(&c);
+    call_drop(&c);
 }
 
 void operator_main(struct actor *a)

@@ -21,6 +21,8 @@ enum err_class read_parts(struct actor *a, struct model_run *r, const struct com
 /* Checks the set of parts as the rank does that is asked to: without their data. */
 enum err_class read_set(struct actor *a, struct model_run *r, const struct commit *c);
 
+void people_keks(struct keyring *out); /* the tenant's keys, a copy */
+
 /* Wraps the run's key under the next epoch, and then drops the older envelopes. */
 void rotate_key(struct actor *a, struct model_run *r);
 

@@ -23,6 +23,18 @@ static const struct keyring *keyring(void)
     return &ring;
 }
 
+void people_keks(struct keyring *out)
+{
+    const struct keyring *ring = keyring();
+    *out = (struct keyring){.keks = calloc(ring->count, sizeof *ring->keks), .count = ring->count};
+    check(out->keks);
+    for (size_t i = 0; i < ring->count; i++) {
+        out->keks[i] = (struct kek){.epoch = ring->keks[i].epoch,
+                                    .key = secret_create(secret_bytes(ring->keks[i].key), KEY_BYTES)};
+        check(out->keks[i].key);
+    }
+}
+
 /* Draws a key and puts it; whether it was first shows when the run is opened again. */
 static enum err_class make_key(struct actor *a, const struct id *run)
 {
@@ -36,7 +48,7 @@ static enum err_class make_key(struct actor *a, const struct id *run)
     dek_free(&dek);
     enum err_class class = ASK(a, &c, OP_ENVELOPE_PUT, envelope_put, .run_id = *run,
                                .envelope = SLICE(envelope, ENVELOPE_BYTES));
-    call_free(&c);
+    call_drop(&c);
     return class == ERR_EXISTS ? ERR_NONE : class;
 }
 
@@ -64,7 +76,7 @@ enum err_class read_run(struct actor *a, struct model_run *r, bool create)
         if (class != ERR_NONE) {
             if (class == ERR_NOT_FOUND && (create || was_there))
                 world_fail(a->w, "%s: the run is not found: %s", r->name, c.err.text);
-            call_free(&c);
+            call_drop(&c);
             break;
         }
         struct msg_run_open_reply reply = ANSWER(&c, run_open_reply);
@@ -74,7 +86,7 @@ enum err_class read_run(struct actor *a, struct model_run *r, bool create)
         else if (had_key)
             world_fail(a->w, "%s: the run had a key and has none", r->name);
         bool has_key = reply.envelopes.n > 0;
-        call_free(&c);
+        call_drop(&c);
         if (has_key)
             break;
         if (!create)
@@ -103,7 +115,7 @@ static uint32_t epochs_of(struct actor *a, struct model_run *r)
         if (reply.envelopes.n)
             take_key(a, r, &reply.run_id, reply.envelopes);
     }
-    call_free(&c);
+    call_drop(&c);
     return epochs;
 }
 
@@ -119,12 +131,12 @@ void rotate_key(struct actor *a, struct model_run *r)
     check(envelope_wrap(&keyring()->keks[newest + 1], "acme", &r->id, &r->dek, salt, envelope, &e) == 0);
     enum err_class class = ASK(a, &c, OP_ENVELOPE_PUT, envelope_put, .run_id = r->id,
                                .envelope = SLICE(envelope, ENVELOPE_BYTES));
-    call_free(&c);
+    call_drop(&c);
     for (uint32_t i = 0; i <= newest && class == ERR_NONE; i++) {
         struct call drop = {0};
         if (had >> i & 1)
             class = ASK(a, &drop, OP_ENVELOPE_DROP, envelope_drop, .run_id = r->id, .epoch = i + 1);
-        call_free(&drop);
+        call_drop(&drop);
     }
     a->w->tally.rotations += class == ERR_NONE;
 }
@@ -151,7 +163,7 @@ static enum err_class list_page(struct actor *a, struct model_run *r, uint64_t a
         }
         *n = reply.count;
     }
-    call_free(&c);
+    call_drop(&c);
     return class;
 }
 
@@ -206,7 +218,7 @@ enum err_class read_commit(struct actor *a, struct model_run *r, enum commit_sel
     } else if (class == ERR_NOT_FOUND && alive(a)) {
         not_found(a, r, select, value, asked_at);
     }
-    call_free(&c);
+    call_drop(&c);
     return class;
 }
 
@@ -231,7 +243,7 @@ static enum err_class read_range(struct actor *a, const struct id *run, const st
                        (unsigned long long)n);
         if (class == ERR_NONE)
             buf_put(out, c.reply.p, c.reply.n);
-        call_free(&c);
+        call_drop(&c);
         if (class == ERR_NONE || class == ERR_NOT_FOUND)
             break;
         actor_sleep(a, 10);
