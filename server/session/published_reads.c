@@ -153,17 +153,11 @@ static void range_end(struct piece *p, uint32_t bytes)
     piece_read(p, bytes);
 }
 
-static void range_checked(struct io_op *op)
+static void range_checked(struct shard_file_look *l, const struct err *e)
 {
-    struct piece *p = container_of(op, struct piece, io);
-    const struct pubversion *v = p->stream->version;
-    struct extent *x = p->wait.extent;
-    if (op->result < 0)
-        err_sys(&x->err, (int)-op->result, "shard %s of %s is no longer what it was", shard_of(p)->name,
-                v->dir->name);
-    else if (pubfile_same(v, shard_of(p)->name, &shard_of(p)->stat, &p->stat, &x->err) < 0)
-        check(x->err.class != ERR_NONE);
-    range_end(p, x->err.class == ERR_NONE ? p->got_bytes : 0);
+    struct piece *p = container_of(l, struct piece, look);
+    p->wait.extent->err = *e;
+    range_end(p, e->class == ERR_NONE ? p->got_bytes : 0);
 }
 
 static void range_read(struct io_op *op)
@@ -177,8 +171,8 @@ static void range_read(struct io_op *op)
         return;
     }
     p->got_bytes = (uint32_t)op->result;
-    op->done = range_checked;
-    loop_stat(p->stream->r.s->w->loop, op, shard_file_path(p->file.file), &p->stat);
+    p->look.told = range_checked;
+    shard_file_look(p->file.file, &p->look);
 }
 
 static void range_load(struct piece *p)

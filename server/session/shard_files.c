@@ -12,7 +12,8 @@ struct shard_file {
     struct shard_files *owner;
     struct list link; /* the longest unused first; empty: found no more */
     struct list waiting;
-    struct pubversion *version; /* a reference */
+    struct list asking, looking; /* who waits for the next look; for the one under way */
+    struct pubversion *version;  /* a reference */
     uint32_t shard, users;
     uint64_t used_ms;
     bool open;
@@ -159,16 +160,22 @@ static void opened_or_not(struct shard_file *file)
         file_free(file);
 }
 
+/* What a look found: is it still the file that the version names? */
+static void judge(const struct shard_file *file, int64_t result, struct err *e)
+{
+    const struct pubversion *v = file->version;
+    const struct pubshard *shard = &v->shards[file->shard];
+    err_clear(e);
+    if (result < 0)
+        err_sys(e, (int)-result, "shard %s of %s is no longer what it was", shard->name, v->dir->name);
+    else if (pubfile_same(v, shard->name, &shard->stat, &file->stat, e) < 0)
+        check(e->class != ERR_NONE);
+}
+
 static void looked_at(struct io_op *op)
 {
     struct shard_file *file = container_of(op, struct shard_file, io);
-    const struct pubversion *v = file->version;
-    const struct pubshard *shard = &v->shards[file->shard];
-    if (op->result < 0)
-        err_sys(&file->err, (int)-op->result, "shard %s of %s is no longer what it was", shard->name,
-                v->dir->name);
-    else if (pubfile_same(v, shard->name, &shard->stat, &file->stat, &file->err) < 0)
-        check(file->err.class != ERR_NONE);
+    judge(file, op->result, &file->err);
     opened_or_not(file);
 }
 
@@ -217,6 +224,8 @@ static struct shard_file *open_one(struct shard_files *f, struct pubversion *v, 
     pubversion_ref(v);
     file->shard = shard;
     list_init(&file->waiting);
+    list_init(&file->asking);
+    list_init(&file->looking);
     list_add_tail(&f->files, &file->link);
     f->count++;
     file->users = 1; /* the one that opens it */
@@ -259,7 +268,40 @@ int shard_file_fd(const struct shard_file *file)
     return file->fd;
 }
 
-const char *shard_file_path(const struct shard_file *file)
+/* ---- looks ---- */
+
+static void looked_again(struct io_op *op);
+
+/* Who asks from now on waits for another: this look may come before what they have read. */
+static void look(struct shard_file *file)
 {
-    return file->path;
+    for (struct list *it; (it = list_pop(&file->asking));)
+        list_add_tail(&file->looking, it);
+    file->io.done = looked_again;
+    loop_stat(loop_of(file->owner), &file->io, file->path, &file->stat);
+}
+
+static void looked_again(struct io_op *op)
+{
+    struct shard_file *file = container_of(op, struct shard_file, io);
+    struct err e;
+    struct list told;
+    judge(file, op->result, &e);
+    list_init(&told);
+    for (struct list *it; (it = list_pop(&file->looking));)
+        list_add_tail(&told, it);
+    if (!list_empty(&file->asking))
+        look(file);
+    for (struct list *it; (it = list_pop(&told));) {
+        struct shard_file_look *l = container_of(it, struct shard_file_look, link);
+        l->told(l, &e); /* the last may put the file back */
+    }
+}
+
+void shard_file_look(struct shard_file *file, struct shard_file_look *l)
+{
+    check(file->open && file->users > 0);
+    list_add_tail(&file->asking, &l->link);
+    if (list_empty(&file->looking))
+        look(file);
 }

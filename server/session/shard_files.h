@@ -2,7 +2,8 @@
 /*
  * Open files of published shards: of one loop, by version and shard. One that nobody uses stays open for a
  * while, since most shards are read again at once. It is known to be the file that the version names: it was
- * looked at after it had been opened. Whether it still is, is for those who read to look at (published.h).
+ * looked at after it had been opened. Whether it still is, they who have read ask before they send
+ * (published.h): one look answers all who asked before it began.
  */
 #ifndef LARDER_SHARD_FILES_H
 #define LARDER_SHARD_FILES_H
@@ -33,13 +34,21 @@ struct shard_file_wait {
     struct loop_msg msg;
 };
 
+struct shard_file_look {
+    /* Not from within shard_file_look. err: why it is not what the version names any more, if it is not. */
+    void (*told)(struct shard_file_look *l, const struct err *err);
+    /* Private. */
+    struct list link;
+};
+
 must_check int shard_files_create(struct published *p, struct shard_files **out);
 void shard_files_destroy(struct shard_files *f); /* all are closed; NULL allowed */
 void shard_file_get(struct shard_files *f, struct pubversion *v, uint32_t shard, struct shard_file_wait *w);
 void shard_file_hold(struct shard_file *file); /* for one more user */
 void shard_file_put(struct shard_file *file);
 int shard_file_fd(const struct shard_file *file);
-const char *shard_file_path(const struct shard_file *file); /* until it is put back */
+/* Looks at the file from now on. It is put back only after being told. */
+void shard_file_look(struct shard_file *file, struct shard_file_look *l);
 /* No more are asked for: closes them all. True: they are closed; else worker_has_less is called when they
  * are. */
 must_check bool shard_files_close(struct shard_files *f);

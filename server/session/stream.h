@@ -48,8 +48,8 @@ struct piece {
     struct err err;        /* or why not */
     struct backend_op op;
     struct io_op io;
-    struct loop_stat stat;
     struct shard_file_wait file;
+    struct shard_file_look look;
     char path[BACKEND_NAME_BYTES_MAX + 1];
     uint32_t got_bytes;
 };
