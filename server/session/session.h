@@ -110,8 +110,9 @@ struct server {
     _Atomic uint64_t session_number;
     struct extents *extents; /* what was read */
     struct lane_table *lanes;
-    _Atomic uint32_t lane_messages; /* of lanes.c, under way between loops */
-    _Atomic uint32_t moves;         /* of spread.c, likewise */
+    _Atomic uint32_t lane_messages;              /* of lanes.c, under way between loops */
+    _Atomic uint32_t moves;                      /* of spread.c, likewise */
+    _Atomic uint32_t spread_last[SESSION_KINDS]; /* number of the loop that got the last connection */
     size_t worker_count;
     struct worker workers[];
 };

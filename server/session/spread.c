@@ -13,19 +13,26 @@
 struct move {
     struct loop_msg msg;
     struct worker *to;
+    enum session_kind kind;
     int fd;
     unsigned address;
     size_t n;
     uint8_t bytes[];
 };
 
+/* Of several that have as few, the one whose turn it is: so the connections of one client, which come one
+ * after the other, are dealt out evenly whatever else is there. */
 static struct worker *least_loaded(const struct worker *w, enum session_kind kind)
 {
     struct server *sv = w->server;
-    struct worker *best = &sv->workers[w->number];
-    for (size_t i = 0; i < sv->worker_count; i++)
-        if (atomic_load(&sv->workers[i].placed[kind]) < atomic_load(&best->placed[kind]))
-            best = &sv->workers[i];
+    struct worker *best = NULL;
+    size_t last = atomic_load(&sv->spread_last[kind]);
+    for (size_t i = 1; i <= sv->worker_count; i++) {
+        struct worker *next = &sv->workers[(last + i) % sv->worker_count];
+        if (!best || atomic_load(&next->placed[kind]) < atomic_load(&best->placed[kind]))
+            best = next;
+    }
+    atomic_store(&sv->spread_last[kind], best->number);
     return best;
 }
 
@@ -48,6 +55,7 @@ static void arrive(struct loop_msg *m)
 {
     struct move *v = container_of(m, struct move, msg);
     session_accept(v->to, v->fd, v->address, SLICE(v->bytes, v->n));
+    atomic_fetch_sub(&v->to->placed[v->kind], 1); /* now it counts for itself */
     m->run = go_home;
     loop_post(v->to->server->workers[0].loop, m);
 }
@@ -68,13 +76,15 @@ bool session_spread(struct session *s, size_t n)
 {
     if (s->spread)
         return false;
-    struct worker *to = s->w->stopping ? s->w : least_loaded(s->w, kind_of(s));
+    enum session_kind kind = kind_of(s);
+    struct worker *to = s->w->stopping ? s->w : least_loaded(s->w, kind);
     struct move *v = to != s->w ? malloc(sizeof *v + n) : NULL;
     if (!v) {
         session_place(s);
         return false;
     }
-    *v = (struct move){.msg.run = arrive, .to = to, .fd = s->fd, .address = s->address, .n = n};
+    *v = (struct move){.msg.run = arrive, .to = to, .kind = kind, .fd = s->fd, .address = s->address, .n = n};
+    atomic_fetch_add(&to->placed[kind], 1); /* already, so that others that come now go elsewhere */
     memcpy(v->bytes, s->recv_buf, n);
     loop_release(s->w->loop, s->fd);
     atomic_fetch_add(&s->w->server->moves, 1);

@@ -424,6 +424,26 @@ static void connections_are_spread_over_the_loops(void **state)
     assert_int_equal(metric_get(METRIC_sessions_open), 0);
 }
 
+/* A client's connection that waits for orders counts like one at work: those at work are dealt out evenly all
+ * the same. */
+static void connections_of_one_client_are_dealt_out(void **state)
+{
+    (void)state;
+    struct served s;
+    struct caller idle, busy[4];
+    served_start(&s, &(struct served_options){.loop_count = 2});
+    caller_join(&idle, &s, user(ROLE_ADMIN));
+    unsigned its = sessions_of(&idle, 0) == 1 ? 0 : 1;
+    for (unsigned i = 0; i < 4; i++)
+        caller_join(&busy[i], &s, user(ROLE_ADMIN));
+    assert_int_equal(sessions_of(&idle, its), 3);
+    assert_int_equal(sessions_of(&idle, 1 - its), 2);
+    for (unsigned i = 0; i < 4; i++)
+        caller_close(&busy[i]);
+    caller_close(&idle);
+    served_stop(&s, 1000);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -437,6 +457,7 @@ int main(void)
         cmocka_unit_test(bad_openings_are_bounded),
         cmocka_unit_test(a_stop_ends_lanes),
         cmocka_unit_test(connections_are_spread_over_the_loops),
+        cmocka_unit_test(connections_of_one_client_are_dealt_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
