@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Goal: our wrapper is AES-256-GCM, and lets no unverified byte out. Method: test cases 13 to 16 of the GCM
- * specification (McGrew and Viega, submission to NIST), then every changed bit.
+ * specification (McGrew and Viega, submission to NIST), then every changed bit; and whoever does the
+ * arithmetic here, what OpenSSL says, at every length and however it is cut.
  */
 #include <errno.h>
+#include <openssl/evp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -127,12 +129,78 @@ static void every_changed_bit_is_noticed(void **state)
     aead_free(opens);
 }
 
+static void openssl_seals(enum aead_suite suite, const uint8_t *key, const uint8_t *nonce, const uint8_t *ad,
+                          size_t ad_bytes, const uint8_t *plain, size_t n, uint8_t *out)
+{
+    const EVP_CIPHER *c = suite == AEAD_AES_256_GCM   ? EVP_aes_256_gcm()
+                          : suite == AEAD_AES_128_GCM ? EVP_aes_128_gcm()
+                                                      : EVP_chacha20_poly1305();
+    EVP_CIPHER_CTX *x = EVP_CIPHER_CTX_new();
+    int done;
+    assert_int_equal(EVP_EncryptInit_ex(x, c, NULL, key, nonce), 1);
+    if (ad_bytes > 0)
+        assert_int_equal(EVP_EncryptUpdate(x, NULL, &done, ad, (int)ad_bytes), 1);
+    if (n > 0)
+        assert_int_equal(EVP_EncryptUpdate(x, out, &done, plain, (int)n), 1);
+    assert_int_equal(EVP_EncryptFinal_ex(x, out + n, &done), 1);
+    assert_int_equal(EVP_CIPHER_CTX_ctrl(x, EVP_CTRL_AEAD_GET_TAG, AEAD_TAG_BYTES, out + n), 1);
+    EVP_CIPHER_CTX_free(x);
+}
+
+/* In pieces of 1, 2, 3, ... times `step` bytes, in place. */
+static void run_in_pieces(struct aead *a, uint8_t *p, size_t n, size_t step)
+{
+    for (size_t at = 0, piece = step; at < n; piece += step) {
+        size_t take = n - at < piece ? n - at : piece;
+        aead_add(a, p + at, take, p + at);
+        at += take;
+    }
+}
+
+static void every_length_is_as_openssl_seals_it(void **state)
+{
+    (void)state;
+    enum { MOST = 20000 };
+    static uint8_t plain[MOST], want[MOST + AEAD_TAG_BYTES], got[MOST + AEAD_TAG_BYTES];
+    uint8_t key[32], nonce[12], ad[300];
+    for (size_t i = 0; i < sizeof plain; i++)
+        plain[i] = (uint8_t)(i * 13 + i / 256);
+    memcpy(ad, plain + 7, sizeof ad);
+    for (int suite = AEAD_AES_256_GCM; suite <= AEAD_CHACHA20_POLY1305; suite++) {
+        struct aead *seals = aead_create(suite, true), *opens = aead_create(suite, false);
+        for (size_t n = 0; n <= MOST; n += n < 600 ? 1 : n < 4200 ? 37 : 1571) {
+            memset(key, (int)(n + 1), sizeof key);
+            memset(nonce, (int)(n + 2), sizeof nonce);
+            size_t ad_bytes = n % sizeof ad;
+            aead_key(seals, key);
+            aead_key(opens, key);
+            openssl_seals(suite, key, nonce, ad, ad_bytes, plain, n, want);
+            aead_seal(seals, nonce, ad, ad_bytes, plain, n, got, NULL);
+            assert_memory_equal(got, want, n + AEAD_TAG_BYTES);
+            for (size_t step = 1; step <= 33; step += 16) {
+                memcpy(got, plain, n);
+                aead_begin(seals, nonce, ad, ad_bytes);
+                run_in_pieces(seals, got, n, step);
+                aead_tag(seals, got + n);
+                assert_memory_equal(got, want, n + AEAD_TAG_BYTES);
+                aead_begin(opens, nonce, ad, ad_bytes);
+                run_in_pieces(opens, got, n, step + 3);
+                assert_int_equal(aead_check(opens, want + n), 0);
+                assert_memory_equal(got, plain, n);
+            }
+        }
+        aead_free(seals);
+        aead_free(opens);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(known_answers),
         cmocka_unit_test(sums_are_those_of_the_sealed_bytes),
         cmocka_unit_test(every_changed_bit_is_noticed),
+        cmocka_unit_test(every_length_is_as_openssl_seals_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
