@@ -386,13 +386,28 @@ static bool streams_ready(const struct session *s)
     return false;
 }
 
-/* One step of each stream in turn, as long as any moves, so that they share what the session may hold. */
+/* Steps of the streams as long as any moves. What a feed asked for first it needs first, so its streams are
+ * served in their order: side by side all would be late. Others take turns, and so share what the session may
+ * hold. */
 static void each_in_turn(struct session *s, bool (*step)(struct stream *st))
 {
-    for (uint32_t idle = 0; idle < s->stream_count;) {
-        struct stream *st = container_of(list_pop(&s->streams), struct stream, link);
-        list_add_tail(&s->streams, &st->link);
-        idle = step(st) ? 0 : idle + 1;
+    for (struct list *l = s->streams.next; l != &s->streams;) {
+        struct stream *st = container_of(l, struct stream, link);
+        struct list *next = l->next;
+        bool turn = st->class != CLASS_FEED;
+        if (turn) {
+            list_del(l);
+            list_add_tail(&s->streams, l);
+        }
+        if (step(st)) { /* which may have ended and freed it */
+            l = s->streams.next;
+            continue;
+        }
+        if (turn && next != &s->streams) { /* it has its turn still before it */
+            list_del(l);
+            list_add_tail(next, l);
+        }
+        l = next;
     }
 }
 
