@@ -182,6 +182,11 @@ $(BUILD)/scarce/%.o: $(BUILD)/obj/%.o
 	$(Q)mkdir -p $(@D)
 	$(Q)objcopy $(foreach f,$(SCARCE),--redefine-sym $(f)=scarce_$(f)) $< $@
 
+$(BUILD)/tests/fault/allocations: $(BUILD)/obj/tests/fault/allocations.o $(SUPPORT) $(SERVER) $(call scarce,$(CLIENT) $(GPUDIRECT) $(FORMAT))
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(LINK) $^ -o $@ -lcmocka $(FORMAT_LIBS) $(SERVER_LIBS) $(CLIENT_LIBS)
+
 # The simulator's campaign: one program of all files in tests/sim. Not the simulator's memory, but the server's runs out.
 # What the client calls of the system goes to the simulator.
 SIMULATOR := $(filter $(BUILD)/obj/server/io/sim%,$(SERVER))

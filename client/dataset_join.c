@@ -76,10 +76,14 @@ static void take_reply(struct joining *j, struct join_call *jc)
         j->durable = true;
         j->sequence = m.sequence;
     } else if (m.state == JOIN_CHECK) {
-        j->check_asked = true;
         buf_reset(&j->check_parts);
         buf_put(&j->check_parts, m.parts.p, m.parts.n);
-        submit_again(j, jc);
+        if (buf_end(&j->check_parts, "the set of parts", &e) < 0) {
+            fail(j, &e);
+        } else {
+            j->check_asked = true;
+            submit_again(j, jc);
+        }
     } else {
         err_set(&e, ERR_PROTOCOL, "the server answered a join with unknown state %u", m.state);
         fail(j, &e);

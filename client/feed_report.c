@@ -66,10 +66,9 @@ int feed_report_begin(struct larder_feed *f, const char *run, struct err *e)
     f->run = strdup(run ? run : "");
     f->names = join_names(f);
     f->reports = calloc(1, sizeof *f->reports);
-    if (!f->run || !f->names || !f->reports)
-        return err_set(e, ERR_NO_MEMORY, "no memory for a feed");
-    atomic_store(&f->reports->references, 1);
-    return 0;
+    if (f->reports)
+        atomic_store(&f->reports->references, 1);
+    return f->run && f->names && f->reports ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for a feed");
 }
 
 static uint64_t milliseconds(double seconds)

@@ -276,7 +276,7 @@ static int check_set(struct larder_save *s, struct conn *conn, const struct run 
 }
 
 /* The verdict goes to the server, which tells all ranks; we hear it by joining again. A verdict that came too
- * late (another rank was asked) is no failure of the save. */
+ * late (another rank was asked) is no failure of the save; one that was not given is, else all would wait. */
 static int give_verdict(struct larder_save *s, struct conn *conn, const struct run *run, struct slice items,
                         struct err *e)
 {
@@ -295,7 +295,7 @@ static int give_verdict(struct larder_save *s, struct conn *conn, const struct r
     rc = ask(conn, OP_COMMIT, &b, 0, &call, NULL, e);
     if (rc == 0)
         call_free(&call);
-    return rc == -ECONNRESET || rc == -ECANCELED || rc == -ETIMEDOUT ? rc : 0;
+    return rc == -ECONNRESET || rc == -ECANCELED || rc == -ETIMEDOUT || rc == -ENOMEM ? rc : 0;
 }
 
 static int join(struct larder_save *s, struct conn *conn, const struct run *run, uint64_t *sequence,

@@ -112,7 +112,7 @@ static void *worker(void *arg)
     pthread_mutex_lock(&v->lock);
     while (next_filled(v, &f)) {
         struct part_writer *writer = f.save->failed ? NULL : f.save->writer;
-        if (writer && !scratch) {
+        if (writer && !scratch && !(scratch = part_scratch_create())) { /* not at its start, and not now */
             struct err e;
             err_set(&e, ERR_NO_MEMORY, "no memory for compressing and sealing");
             save_fail(f.save, &e);

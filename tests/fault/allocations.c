@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Goal: memory that runs out in a trainer's process, at whatever moment, fails the call that needed it, with
+ * a reason, and nothing else: nothing acknowledged is lost, nothing hangs or leaks, and the next call works.
+ * Method: each piece of work that a client does against a real larderd, with its first allocation failing,
+ * then its second, until one goes through undisturbed (scarce.h). After each failure the same work is done on
+ * the same client; then that is closed, and all memory must be back.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "client/larder.h"
+#include "tests/support/corpus.h"
+#include "tests/support/folder.h"
+#include "tests/support/larderd.h"
+#include "tests/support/scarce.h"
+
+#define HANG_S  120 /* one try; they take some milliseconds */
+#define ROWS    700u
+#define COLUMNS 100u
+
+static struct larderd server;
+static char folder[256];
+static struct corpus corpus;
+static char **files;
+static struct larder *client;
+static uint64_t step, durable;
+static float weights[ROWS * COLUMNS], back[ROWS * COLUMNS];
+
+static int open_client(struct larder_error *e)
+{
+    struct larder_options o = LARDER_INIT(larder_options);
+    o.credentials = larderd_credentials(&server, "admin");
+    o.staging_bytes = 8u << 20;
+    o.threads = 2;
+    return larder_open(&o, &client, e);
+}
+
+static int close_client(struct larder_error *e)
+{
+    struct larder *c = client;
+    client = NULL;
+    return larder_close(c, -1, e);
+}
+
+/* ---- work: each frees what it has opened, however it ends ---- */
+
+static int begin(struct larder_error *e)
+{
+    struct larder_info i = LARDER_INIT(larder_info);
+    int rc = open_client(e);
+    if (rc < 0)
+        return rc;
+    rc = larder_info(client, &i, e);
+    return rc < 0 ? rc : close_client(e);
+}
+
+static int fill(struct larder_save *s, struct larder_error *e)
+{
+    for (size_t i = 0; i < ROWS * COLUMNS; i++)
+        weights[i] = (float)((step * 31 + i * 7) % 1000) / 999;
+    const struct larder_tensor tensors[] = {
+        {.name = "w", .dtype = LARDER_F32, .dims = 2, .shape = {ROWS, COLUMNS}, .data = weights},
+        {.name = "columns",
+         .dtype = LARDER_F32,
+         .dims = 2,
+         .shape = {COLUMNS, ROWS},
+         .strides = {1, COLUMNS},
+         .data = weights},
+        {.name = "step", .dtype = LARDER_U64, .data = &step},
+    };
+    int rc = 0;
+    for (size_t i = 0; i < 3 && rc == 0; i++)
+        rc = larder_save_tensor(s, &tensors[i], e);
+    if (rc == 0)
+        rc = larder_save_alias(s, "tied", "w", e);
+    return rc == 0 ? larder_save_blob(s, "optimiser", "some state", 10, e) : rc;
+}
+
+static int save_run(const char *run, struct larder_error *e)
+{
+    static const char *const labels[] = {"host", "a", NULL};
+    struct larder_save_options o = LARDER_INIT(larder_save_options);
+    struct larder_save *s;
+    o.run = run;
+    o.step = ++step;
+    o.labels = labels;
+    o.verify_percent = 100;
+    int rc = larder_save_begin(client, &o, &s, e);
+    if (rc < 0)
+        return rc;
+    rc = fill(s, e);
+    if (rc == 0)
+        rc = larder_save_submit(s, e);
+    if (rc == 0)
+        rc = larder_save_wait(s, -1, e);
+    larder_save_free(s);
+    return rc;
+}
+
+static int save(struct larder_error *e)
+{
+    int rc = save_run("run", e);
+    durable = rc == 0 ? step : durable;
+    return rc;
+}
+
+static int restore_all(struct larder_restore *r, struct larder_error *e)
+{
+    struct larder_restore_info i = LARDER_INIT(larder_restore_info);
+    struct larder_tensor t = {
+        .name = "w", .dtype = LARDER_F32, .dims = 2, .shape = {ROWS, COLUMNS}, .data = back};
+    struct larder_tensor part = {.name = "columns",
+                                 .dtype = LARDER_F32,
+                                 .dims = 2,
+                                 .shape = {COLUMNS, ROWS},
+                                 .offsets = {1, 2},
+                                 .lengths = {1, ROWS - 2},
+                                 .data = malloc(ROWS * sizeof back[0])};
+    void *blob = NULL;
+    size_t n;
+    const char *name;
+    int rc = larder_restore_info(r, &i);
+    if (rc == 0 && i.step != durable)
+        fail_msg("step %llu was durable, and %llu is restored", (unsigned long long)durable,
+                 (unsigned long long)i.step);
+    if (rc == 0)
+        rc = larder_restore_add(r, &t, e);
+    if (rc == 0)
+        rc = larder_restore_add(r, &part, e);
+    if (rc == 0)
+        rc = larder_restore_run(r, e);
+    if (rc == 0) {
+        for (size_t at = 0; at < ROWS * COLUMNS; at++)
+            assert_true(back[at] == (float)((i.step * 31 + at * 7) % 1000) / 999);
+        for (size_t row = 2; row < ROWS; row++)
+            assert_true(((float *)part.data)[row - 2] == back[row * COLUMNS + 1]);
+        (void)larder_restore_extra(r, 0, &name);
+        rc = larder_restore_blob(r, 0, "optimiser", &blob, &n, e);
+    }
+    if (rc == 0)
+        assert_true(n == 10 && memcmp(blob, "some state", 10) == 0);
+    scarce_free(blob);
+    free(part.data);
+    return rc;
+}
+
+static int restore(struct larder_error *e)
+{
+    struct larder_restore_options o = LARDER_INIT(larder_restore_options);
+    struct larder_restore *r;
+    o.run = "run";
+    int rc = larder_restore_open(client, &o, &r, e);
+    if (rc < 0)
+        return rc;
+    rc = restore_all(r, e);
+    larder_restore_close(r);
+    return rc;
+}
+
+static int import(struct larder_error *e)
+{
+    struct larder_import_options o = LARDER_INIT(larder_import_options);
+    uint64_t version;
+    o.dataset = "sealed";
+    o.files = (const char *const *)files;
+    o.format = LARDER_SHARD_AUTO;
+    return larder_dataset_import(client, &o, &version, e);
+}
+
+static int read_dataset(struct larder_error *e)
+{
+    struct larder_dataset *d;
+    struct larder_shard_info i;
+    char p[4096];
+    int64_t rc = larder_dataset_open(client, "sealed", 0, &d, e);
+    if (rc < 0)
+        return (int)rc;
+    rc = larder_dataset_shard(d, 1, &i, e);
+    if (rc == 0)
+        rc = larder_dataset_read(d, 1, 100, p, sizeof p, e);
+    if (rc > 0)
+        assert_memory_equal(p, corpus.files[1].p + 100, (size_t)rc);
+    larder_dataset_close(d);
+    return rc < 0 ? (int)rc : 0;
+}
+
+static int feed_on(const char *dataset, const char *local_dir, struct larder_error *e)
+{
+    struct larder_feed_options o = LARDER_INIT(larder_feed_options);
+    struct larder_feed *f;
+    struct larder_batch *b;
+    o.dataset = dataset;
+    o.local_dir = local_dir;
+    o.seed = 3;
+    o.global_batch = 5;
+    o.depth_bytes = 1u << 20;
+    o.run = "run";
+    int rc = larder_feed_open(client, &o, &f, e);
+    if (rc < 0)
+        return rc;
+    for (int i = 0; i < 4 && (rc = larder_feed_next(f, -1, &b, e)) == 1; i++) {
+        for (size_t k = 0; k < larder_batch_samples(b); k++) {
+            struct larder_sample s;
+            assert_int_equal(larder_batch_sample(b, k, &s), 0);
+            corpus_check(&corpus, &s);
+        }
+        larder_batch_release(b);
+    }
+    larder_feed_close(f);
+    return rc < 0 ? rc : 0;
+}
+
+static int feed_sealed(struct larder_error *e)
+{
+    return feed_on("sealed", NULL, e);
+}
+
+static int feed_published(struct larder_error *e)
+{
+    return feed_on("published", NULL, e);
+}
+
+static int feed_local(struct larder_error *e)
+{
+    return feed_on("published", folder, e);
+}
+
+static int each_run(void *arg, const struct larder_run_info *r)
+{
+    (void)arg, (void)r;
+    return 0;
+}
+
+static int each_commit(void *arg, const struct larder_commit_info *i)
+{
+    (void)arg, (void)i;
+    return 0;
+}
+
+static int each_tenant(void *arg, const struct larder_tenant_info *i)
+{
+    (void)arg, (void)i;
+    return 0;
+}
+
+static int list(struct larder_error *e)
+{
+    char *json = NULL;
+    int rc = larder_run_list(client, LARDER_CHECKPOINTS, each_run, NULL, e);
+    if (rc == 0)
+        rc = larder_commit_list(client, LARDER_CHECKPOINTS, "run", 1, each_commit, NULL, e);
+    if (rc == 0)
+        rc = larder_tenant_list(client, each_tenant, NULL, e);
+    if (rc == 0)
+        rc = larder_status(client, &json, e);
+    scarce_free(json);
+    return rc;
+}
+
+static int verify(struct larder_error *e)
+{
+    int64_t damaged = larder_verify(client, LARDER_CHECKPOINTS, "old", 0, LARDER_VERIFY_DEEP, NULL, NULL, e);
+    if (damaged > 0)
+        fail_msg("memory ran out, and %lld objects are called damaged: %s", (long long)damaged, e->text);
+    return (int)damaged;
+}
+
+static int operate(struct larder_error *e)
+{
+    struct larder_prune_options o = LARDER_INIT(larder_prune_options);
+    uint8_t plan[32];
+    uint64_t freed, runs;
+    o.kind = LARDER_CHECKPOINTS;
+    o.run = "run";
+    o.keep_last = 1;
+    o.execute = 1;
+    int rc = larder_mark(client, LARDER_CHECKPOINTS, "old", 1, LARDER_PIN, "for a paper", e);
+    if (rc == 0)
+        rc = larder_mark(client, LARDER_CHECKPOINTS, "old", 1, LARDER_UNPIN, NULL, e);
+    if (rc == 0)
+        rc = larder_prune(client, &o, NULL, NULL, plan, &freed, e);
+    return rc == 0 ? larder_key_rotate(client, 0, &runs, e) : rc;
+}
+
+static int scratch(struct larder_error *e)
+{
+    char path[300];
+    snprintf(path, sizeof path, "%s/scratch", server.folder);
+    struct larder_tensor t = {
+        .name = "w", .dtype = LARDER_F32, .dims = 2, .shape = {ROWS, COLUMNS}, .data = weights};
+    int rc = larder_scratch_write(path, &t, 1, NULL, NULL, e);
+    t.data = back;
+    if (rc == 0)
+        rc = larder_scratch_read(path, &t, 1, NULL, NULL, e);
+    if (rc == 0)
+        assert_memory_equal(back, weights, sizeof back);
+    return rc;
+}
+
+/* ---- the tries ---- */
+
+typedef int work(struct larder_error *e);
+
+static bool opens_itself(work *w)
+{
+    return w == begin;
+}
+
+static void close_all(const char *when)
+{
+    struct larder_error e = {0};
+    char text[200];
+    if (client && close_client(&e) < 0)
+        fail_msg("%s: closing: %s", when, e.text);
+    scarce_describe(text, sizeof text);
+    if (scarce_held())
+        fail_msg("%s: %zu pieces of memory are not given back, the first of %s", when, scarce_held(), text);
+}
+
+/* A thread that cannot be started is told as the resource that is busy. */
+static bool says_so(const struct larder_error *e)
+{
+    bool thread = strncmp(scarce_failed(), "pthread_create", 14) == 0;
+    return e->kind == (thread ? LARDER_BUSY : LARDER_NO_MEMORY) && strlen(e->text) > 10;
+}
+
+static unsigned mistakes;
+static uint64_t total;
+
+/* One try; false: the work was done before so many allocations. */
+static bool try_with(work *w, uint64_t at, uint64_t *failures)
+{
+    struct larder_error e = {0};
+    char when[1200];
+    alarm(HANG_S);
+    scarce_watch();
+    if (!opens_itself(w))
+        assert_int_equal(open_client(&e), 0);
+    scarce_begin(at, NULL);
+    int rc = w(&e);
+    (void)scarce_end();
+    snprintf(when, sizeof when, "allocation %llu (%s)", (unsigned long long)at, scarce_failed());
+    if (rc < 0 && !says_so(&e)) {
+        print_error("%s: %d, kind %d: %s\n", when, rc, e.kind, e.text);
+        mistakes++;
+    }
+    *failures += rc < 0;
+    if (opens_itself(w))
+        close_all(when);
+    if ((rc = w(&e)) < 0)
+        fail_msg("after %s: %d: %s", when, rc, e.text);
+    close_all(when);
+    return scarce_failed()[0] != 0;
+}
+
+static void run_short(work *w)
+{
+    uint64_t at = 1, failures = 0;
+    mistakes = 0;
+    struct larder_error e = {0};
+    assert_int_equal(open_client(&e), 0); /* what libraries keep for themselves they have from here on */
+    if (!opens_itself(w) && w(&e) < 0)
+        fail_msg("%s", e.text);
+    assert_int_equal(close_client(&e), 0);
+    while (try_with(w, at, &failures))
+        at++;
+    print_message("# %llu allocations failed, %llu times the work did\n", (unsigned long long)at - 1,
+                  (unsigned long long)failures);
+    total += at - 1;
+    assert_true(at > 10);
+    assert_int_equal(mistakes, 0);
+}
+
+#define TEST(name)                        \
+    static void test_##name(void **state) \
+    {                                     \
+        (void)state;                      \
+        run_short(name);                  \
+    }
+TEST(begin)
+TEST(save)
+TEST(restore)
+TEST(import)
+TEST(read_dataset)
+TEST(feed_sealed)
+TEST(feed_published)
+TEST(feed_local)
+TEST(list)
+TEST(verify)
+TEST(operate)
+TEST(scratch)
+
+static int start(void **state)
+{
+    struct larder_error e = {0};
+    (void)state;
+    folder_make(folder, sizeof folder);
+    corpus_make(&corpus, 5, 3, 8, 3000);
+    files = corpus_write(&corpus, folder);
+    larderd_start(&server, folder);
+    if (open_client(&e) < 0 || save_run("old", &e) < 0 || save(&e) < 0 || import(&e) < 0 ||
+        close_client(&e) < 0) {
+        print_error("%s\n", e.text);
+        return -1;
+    }
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    print_message("# %llu client allocations failed\n", (unsigned long long)total);
+    larderd_remove(&server);
+    corpus_paths_free(files);
+    corpus_free(&corpus);
+    folder_remove(folder);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_begin),          cmocka_unit_test(test_save),
+        cmocka_unit_test(test_restore),        cmocka_unit_test(test_import),
+        cmocka_unit_test(test_read_dataset),   cmocka_unit_test(test_feed_sealed),
+        cmocka_unit_test(test_feed_published), cmocka_unit_test(test_feed_local),
+        cmocka_unit_test(test_list),           cmocka_unit_test(test_verify),
+        cmocka_unit_test(test_operate),        cmocka_unit_test(test_scratch),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}
