@@ -221,9 +221,10 @@ build/fuzz/obj/%.o: %.c | deps-quick
 	$(Q)clang -std=gnu17 $(CPPFLAGS) -O1 -g $(filter-out -Wno-%,$(WARNINGS)) -fsanitize=fuzzer-no-link,$(FUZZ_SAN) -fno-sanitize-recover=all \
 	    -fno-omit-frame-pointer -pthread -MMD -MP -c $< -o $@
 
+build/fuzz/config: build/fuzz/obj/server/config.o
 build/fuzz/%: build/fuzz/obj/tests/fuzz/%.o $(FUZZ_FORMAT)
 	$(call say,LINK,$@)
-	$(Q)clang -fsanitize=fuzzer,$(FUZZ_SAN) -pthread $^ -o $@ $(FORMAT_LIBS)
+	$(Q)clang -fsanitize=fuzzer,$(FUZZ_SAN) -pthread $^ -o $@ $(FORMAT_LIBS) -linih
 
 .PHONY: fuzz-deps
 fuzz-deps:

@@ -29,8 +29,8 @@ static int bad_address(const char *address, const char *what, struct err *e)
                    err_quote(quoted, sizeof quoted, address, strlen(address)), what);
 }
 
-int address_split(const char *address, char *host, size_t host_size, char *port, size_t port_size,
-                  struct err *e)
+static int split(const char *address, unsigned long least_port, char *host, size_t host_size, char *port,
+                 size_t port_size, struct err *e)
 {
     const char *colon = strrchr(address, ':'), *begin = address, *end = colon;
     if (!colon || colon == address)
@@ -56,12 +56,24 @@ int address_split(const char *address, char *host, size_t host_size, char *port,
         else
             number = number * 10 + (unsigned long)(*p - '0');
     }
-    if (number == 0 || number > 65535 || port_bytes > 5 || port_bytes >= port_size)
+    if (port_bytes == 0 || number < least_port || number > 65535 || port_bytes > 5 || port_bytes >= port_size)
         return bad_address(address, "a port is a number from 1 to 65535", e);
     memcpy(host, begin, host_bytes);
     host[host_bytes] = '\0';
     memcpy(port, colon + 1, port_bytes + 1);
     return 0;
+}
+
+int address_split(const char *address, char *host, size_t host_size, char *port, size_t port_size,
+                  struct err *e)
+{
+    return split(address, 1, host, host_size, port, port_size, e);
+}
+
+int listen_split(const char *address, char *host, size_t host_size, char *port, size_t port_size,
+                 struct err *e)
+{
+    return split(address, 0, host, host_size, port, port_size, e);
 }
 
 /* ---- keys ---- */

@@ -40,5 +40,8 @@ void credentials_free(struct credentials *c);
 /* "host:port" or "[v6]:port" into its parts. */
 must_check int address_split(const char *address, char *host, size_t host_size, char *port, size_t port_size,
                              struct err *e);
+/* An address to listen on: as address_split, but port 0 is allowed. */
+must_check int listen_split(const char *address, char *host, size_t host_size, char *port, size_t port_size,
+                            struct err *e);
 
 #endif

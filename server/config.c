@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "format/credentials.h"
 #include "server/session/published.h"
 
 #define CONFIG_BYTES_MAX (1u << 20)

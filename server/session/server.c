@@ -86,21 +86,6 @@ void worker_figures(const struct worker *w, struct worker_figures *out)
 
 /* Listeners. */
 
-int listen_split(const char *address, char *host, size_t host_size, char *port, size_t port_size,
-                 struct err *e)
-{
-    char any[ADDRESS_BYTES_MAX];
-    size_t n = strlen(address);
-    if (n < 2 || n >= sizeof any || strcmp(address + n - 2, ":0") != 0)
-        return address_split(address, host, host_size, port, port_size, e);
-    memcpy(any, address, n - 1);
-    memcpy(any + n - 1, "1", 2); /* any port that is one */
-    int r = address_split(any, host, host_size, port, port_size, e);
-    if (r == 0)
-        memcpy(port, "0", 2);
-    return r;
-}
-
 static void accept_next(struct listener *l)
 {
     if (l->w->stopping || l->accepting)

@@ -91,11 +91,6 @@ struct server_options {
 
 struct server;
 
-/* An address to listen on, "host:port" or "[v6]:port", into its parts. As address_split, but port 0 is
- * allowed. */
-must_check int listen_split(const char *address, char *host, size_t host_size, char *port, size_t port_size,
-                            struct err *e);
-
 /* Everything below is called, and calls back, on the thread of loops[0]. */
 
 struct server_starting {
