@@ -75,10 +75,13 @@ static uint8_t *place(struct call *call, size_t skip, size_t *n)
     *n = 0;
     if (i == r->count)
         return NULL;
-    struct read_piece *p = &r->pieces[i];
-    *n = (size_t)(p->bytes - at);
-    if (!p->into && p->tag && r->begins)
-        r->begins(r, p);
+    const struct read_piece *p = &r->pieces[i];
+    uint64_t head = p->bytes - p->tail_bytes;
+    if (at >= head && p->tail_bytes > 0) {
+        *n = (size_t)(p->bytes - at);
+        return p->tail + (at - head);
+    }
+    *n = (size_t)(head - at);
     return p->into ? p->into + at : NULL;
 }
 
@@ -90,8 +93,11 @@ static int came(struct call *call, size_t n, struct err *e)
     while (n > 0) {
         if (r->next == r->count)
             return err_set(e, ERR_PROTOCOL, "the server sent %zu bytes more than the read asked for", n);
-        uint64_t want = r->pieces[r->next].bytes - r->into_next;
+        struct read_piece *p = &r->pieces[r->next];
+        uint64_t want = p->bytes - r->into_next;
         size_t now = n < want ? n : (size_t)want;
+        if (p->tag && r->some)
+            r->some(r, p, r->into_next, now);
         r->into_next += now;
         n -= now;
         pass_empty(r);

@@ -19,8 +19,9 @@
 struct read_piece {
     struct id object; /* as in msg_read_range */
     uint64_t offset, bytes;
-    uint8_t *
-        into; /* NULL: the bytes are passed over (a gap between two wanted ranges), unless `begins` sets it */
+    uint8_t *into; /* NULL: the bytes are passed over (a gap between two wanted ranges) */
+    uint8_t *tail; /* where the last tail_bytes go instead; NULL: nowhere else */
+    uint32_t tail_bytes;
     void *tag; /* the owner's */
 };
 
@@ -33,9 +34,8 @@ struct ranged_read {
     uint32_t timeout_ms; /* between two frames; 0: the connection's */
     struct read_piece *pieces;
     uint32_t count; /* 1 .. READ_RANGES_MAX */
-    void (*begins)(struct ranged_read *r,
-                   struct read_piece *p); /* the first bytes of p, which has a tag and no
-                                             place, are about to come. May be NULL */
+    /* Bytes [at, at + n) of p, which has a tag, have come, n > 0; the next ones follow. May be NULL. */
+    void (*some)(struct ranged_read *r, struct read_piece *p, uint64_t at, size_t n);
     void (*piece)(struct ranged_read *r, struct read_piece *p); /* all bytes of p came. May be NULL */
     void (*done)(struct ranged_read *r);                        /* after the last piece, or with err set */
     void *arg;

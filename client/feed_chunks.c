@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Samples of imported shards lie in sealed chunks, which come and are decoded whole. A chunk is fetched once
- * for all the pieces that want it while it is there; decoded ones stay until their memory is needed, the
- * longest unused going first, since a shuffled window comes back to the same chunks.
+ * Samples of imported shards lie in sealed chunks. A raw one is received to where it is wanted and opened
+ * there, piece by piece, while the core that received it has it in its cache; others come whole and are
+ * decoded by the workers. Bytes of a chunk are used once all of it has verified. A chunk is fetched once for
+ * all the pieces that want it while it is there; decoded ones stay until their memory is needed, the longest
+ * unused going first, since a shuffled window comes back to the same chunks.
  *
  * The planner never waits for memory while it holds back a request, and every chunk on its way ends by
  * itself, so there is always memory to come.
@@ -12,86 +14,20 @@
 
 #include "client/feed_private.h"
 
-#define FETCH_CHUNKS_MAX  256u
-#define AT_ONCE_BYTES_MAX (1u << 20)
-
-/* Buffers above 64 KiB come in sizes of 2^k + 4 KiB, which fits a chunk's plain bytes and what sealing adds,
- * and are used again: fresh memory costs more than decoding into it. */
-static unsigned class_of(size_t n)
-{
-    unsigned class = 0;
-    while (class < FEED_CHUNK_CLASSES && ((size_t)FEED_CHUNK_SMALL << class) + BLOCK_BYTES < n)
-        class ++;
-    check(class < FEED_CHUNK_CLASSES);
-    return class;
-}
-
-static size_t buffer_cost(size_t n)
-{
-    return n <= FEED_CHUNK_SMALL ? n : ((size_t)FEED_CHUNK_SMALL << class_of(n)) + BLOCK_BYTES;
-}
-
-static bool over_budget(const struct larder_feed *f, size_t more)
-{
-    return f->chunk_bytes + f->spare_bytes + more > f->chunk_bytes_max + f->chunk_bytes_max / 4;
-}
-
-/* Frees spare buffers until n bytes more are within the budget. */
-static void drop_spares(struct larder_feed *f, size_t n)
-{
-    for (unsigned i = FEED_CHUNK_CLASSES; i-- > 0;)
-        while (f->spare[i] && over_budget(f, n)) {
-            struct feed_spare *s = f->spare[i];
-            f->spare[i] = s->next;
-            f->spare_bytes -= ((size_t)FEED_CHUNK_SMALL << i) + BLOCK_BYTES;
-            free(s);
-        }
-}
+#define FETCH_CHUNKS_MAX 256u
 
 /* With the lock held. NULL only if n is 0 or memory is out. */
 static uint8_t *buffer_take(struct larder_feed *f, size_t n)
 {
-    if (n == 0)
-        return NULL;
-    struct feed_spare **head = n > FEED_CHUNK_SMALL ? &f->spare[class_of(n)] : NULL;
-    void *p = head ? *head : NULL;
-    if (p) {
-        *head = (*head)->next;
-        f->spare_bytes -= buffer_cost(n);
-    } else {
-        drop_spares(f, buffer_cost(n));
-        p = malloc(buffer_cost(n));
-    }
-    if (p)
-        f->chunk_bytes += buffer_cost(n);
+    uint8_t *p = n > 0 ? feed_buffer_take(&f->buffers, n) : NULL;
+    f->chunk_bytes += p ? feed_buffer_cost(n) : 0;
     return p;
 }
 
 static void buffer_give(struct larder_feed *f, uint8_t *p, size_t n)
 {
-    if (!p)
-        return;
-    size_t cost = buffer_cost(n);
-    f->chunk_bytes -= cost;
-    if (n <= FEED_CHUNK_SMALL || over_budget(f, cost)) {
-        free(p);
-        return;
-    }
-    struct feed_spare *s = (struct feed_spare *)p, **head = &f->spare[class_of(n)];
-    s->next = *head;
-    *head = s;
-    f->spare_bytes += cost;
-}
-
-static void spares_free(struct larder_feed *f)
-{
-    for (unsigned i = 0; i < FEED_CHUNK_CLASSES; i++) {
-        for (struct feed_spare *s = f->spare[i], *next; s; s = next) {
-            next = s->next;
-            free(s);
-        }
-        f->spare[i] = NULL;
-    }
+    f->chunk_bytes -= p ? feed_buffer_cost(n) : 0;
+    feed_buffer_give(&f->buffers, p, n);
 }
 
 static struct list *bucket_of(struct larder_feed *f, uint32_t shard, uint32_t number)
@@ -119,6 +55,7 @@ static void chunk_free(struct larder_feed *f, struct feed_chunk *c)
         buffer_give(f, c->plain, c->plain_bytes);
     if (c->view)
         dataset_view_put(c->view->dataset, c->view);
+    part_opening_free(c->opening);
     free(c);
 }
 
@@ -127,9 +64,9 @@ void feed_chunks_free(struct larder_feed *f)
     for (unsigned i = 0; i < FEED_CHUNK_BUCKETS; i++)
         for (struct list *it; (it = list_pop(&f->buckets[i]));)
             chunk_free(f, container_of(it, struct feed_chunk, bucket));
-    spares_free(f);
-    while (f->scratch_count > 0)
-        part_scratch_free(f->scratch[--f->scratch_count]);
+    feed_buffers_free(&f->buffers);
+    while (f->opening_count > 0)
+        part_opening_free(f->openings[--f->opening_count]);
 }
 
 /* With the lock held. */
@@ -149,12 +86,6 @@ static const struct chunk_entry *entry_of(const struct dataset_view *v, uint32_t
     const struct chunk_entry *table = part_chunks(v->part, &count);
     check(number < count); /* decoding the index has checked the tensor's chunks */
     return &table[number];
-}
-
-/* Needs no more than opening, so that it is done while it is in the cache of the core that received it. */
-static bool opens_at_once(const struct dataset_view *v, uint32_t number)
-{
-    return part_is_raw(v->part, number) && entry_of(v, number)->plain_bytes <= AT_ONCE_BYTES_MAX;
 }
 
 /* Is the whole chunk wanted in one place? Then it is decoded there. */
@@ -177,13 +108,13 @@ static struct feed_chunk *chunk_create(struct larder_feed *f, const struct feed_
     c->number = number;
     c->stored_bytes = entry->stored_bytes;
     c->plain_bytes = entry->plain_bytes;
-    bool later = opens_at_once(v, number); /* then its memory is taken when it begins to come */
-    c->stored = later ? NULL : buffer_take(f, c->stored_bytes);
+    c->raw = part_is_raw(v->part, number);
+    c->stored = c->raw ? NULL : buffer_take(f, c->stored_bytes);
     c->lent = wants_all(p);
     c->plain = c->lent ? p->to : buffer_take(f, c->plain_bytes);
     list_init(&c->queue);
     list_init(&c->bucket);
-    if (!c->plain || (!c->stored && c->stored_bytes && !later)) {
+    if (!c->plain || (!c->stored && c->stored_bytes && !c->raw)) {
         chunk_free(f, c);
         return NULL;
     }
@@ -231,56 +162,63 @@ static void copy_pieces(struct larder_feed *f, struct feed_chunk *c, struct feed
     unpin(f, c);
 }
 
-/* With the lock held; NULL: no memory. */
-static struct part_scratch *scratch_take(struct larder_feed *f)
-{
-    if (f->scratch_count > 0)
-        return f->scratch[--f->scratch_count];
-    pthread_mutex_unlock(&f->lock);
-    struct part_scratch *s = part_scratch_create();
-    pthread_mutex_lock(&f->lock);
-    return s;
-}
+/* ---- raw chunks, opened as they come ---- */
 
-static void scratch_give(struct larder_feed *f, struct part_scratch *s)
+static struct part_opening *opening_take(struct larder_feed *f)
 {
-    if (f->scratch_count < FEED_SCRATCHES_MAX)
-        f->scratch[f->scratch_count++] = s;
-    else
-        part_scratch_free(s);
-}
-
-/* With the lock held, which is free meanwhile. False: a worker has to do it. */
-static bool open_at_once(struct larder_feed *f, struct feed_chunk *c)
-{
-    if (!opens_at_once(c->view, c->number))
-        return false;
-    struct part_scratch *s = scratch_take(f);
-    if (!s)
-        return false;
-    pthread_mutex_unlock(&f->lock);
-    feed_chunk_decode(f, c, s);
     pthread_mutex_lock(&f->lock);
-    scratch_give(f, s);
-    return true;
-}
-
-/* Memory that was given back a moment ago is still in the cache, so it is taken no earlier than needed. */
-void feed_chunk_begins(struct ranged_read *r, struct read_piece *p)
-{
-    struct larder_feed *f = container_of(r, struct feed_fetch, read)->feed;
-    struct feed_chunk *c = p->tag;
-    pthread_mutex_lock(&f->lock);
-    p->into = c->stored = buffer_take(f, c->stored_bytes);
+    struct part_opening *o = f->opening_count > 0 ? f->openings[--f->opening_count] : NULL;
     pthread_mutex_unlock(&f->lock);
+    return o ? o : part_opening_create();
 }
 
 /* With the lock held. */
-static void not_received(struct larder_feed *f, struct feed_chunk *c)
+static void opening_give(struct larder_feed *f, struct feed_chunk *c)
+{
+    if (c->opening && f->opening_count < FEED_OPENINGS_MAX)
+        f->openings[f->opening_count++] = c->opening;
+    else
+        part_opening_free(c->opening);
+    c->opening = NULL;
+}
+
+/* Its first bytes have come. What goes wrong is told once all of it is there. */
+static void begin_opening(struct larder_feed *f, struct feed_chunk *c)
 {
     struct err e;
-    err_set(&e, ERR_NO_MEMORY, "no memory for receiving a chunk of %zu bytes", c->stored_bytes);
-    feed_chunk_lost(f, c, &e);
+    if (!c->opening)
+        c->opening = opening_take(f);
+    c->opens = c->opening && part_opening_begin(c->opening, c->view->part, c->number, &e) == 0;
+}
+
+void feed_chunk_some(struct ranged_read *r, struct read_piece *p, uint64_t at, size_t n)
+{
+    struct larder_feed *f = container_of(r, struct feed_fetch, read)->feed;
+    struct feed_chunk *c = p->tag;
+    if (!c->raw)
+        return;
+    if (at == 0)
+        begin_opening(f, c);
+    if (c->opens && at < c->plain_bytes)
+        part_opening_add(c->opening, c->plain + at,
+                         n < c->plain_bytes - at ? n : (size_t)(c->plain_bytes - at));
+}
+
+static void decoded(struct larder_feed *f, struct feed_chunk *c, int rc, struct err *e);
+
+/* All of it has come: does it verify? */
+static void end_opening(struct larder_feed *f, struct feed_chunk *c)
+{
+    struct err e = {0};
+    int rc;
+    if (!c->opening)
+        rc = err_set(&e, ERR_NO_MEMORY, "no memory for opening a chunk");
+    else if (c->opens)
+        rc = part_opening_end(c->opening, c->plain, c->tag, &e);
+    else
+        rc = part_opening_begin(c->opening, c->view->part, c->number, &e); /* why not */
+    check(rc < 0 || c->opens);
+    decoded(f, c, rc, &e);
 }
 
 void feed_chunk_came(struct ranged_read *r, struct read_piece *p)
@@ -295,13 +233,13 @@ void feed_chunk_came(struct ranged_read *r, struct read_piece *p)
         for (struct feed_piece *w = c->waiting; w; w = w->next)
             feed_piece_came(f, w);
     }
-    if (c && !c->stored && c->stored_bytes) {
-        not_received(f, c);
-    } else if (c && !open_at_once(f, c)) {
+    if (c && !c->raw) {
         list_add_tail(&f->decode, &c->queue);
         pthread_cond_signal(&f->work);
     }
     pthread_mutex_unlock(&f->lock);
+    if (c && c->raw)
+        end_opening(f, c);
 }
 
 void feed_chunk_lost(struct larder_feed *f, struct feed_chunk *c, const struct err *e)
@@ -328,8 +266,13 @@ static void add_chunk(struct feed_fetch *fetch, struct feed_chunk *c)
             fetch->pieces[n++] =
                 (struct read_piece){.object = object, .offset = end, .bytes = entry->offset - end};
     }
-    fetch->pieces[n++] = (struct read_piece){
-        .object = object, .offset = entry->offset, .bytes = entry->stored_bytes, .into = c->stored, .tag = c};
+    fetch->pieces[n++] = (struct read_piece){.object = object,
+                                             .offset = entry->offset,
+                                             .bytes = entry->stored_bytes,
+                                             .into = c->raw ? c->plain : c->stored,
+                                             .tail = c->tag,
+                                             .tail_bytes = c->raw ? sizeof c->tag : 0,
+                                             .tag = c};
     fetch->read.count = n;
 }
 
@@ -350,13 +293,11 @@ static void fetch_again(struct larder_feed *f, struct feed_chunk *c)
     pthread_mutex_unlock(&f->lock);
 }
 
-void feed_chunk_decode(struct larder_feed *f, struct feed_chunk *c, struct part_scratch *s)
+/* Without the lock: the chunk's plain bytes are there, or not. */
+static void decoded(struct larder_feed *f, struct feed_chunk *c, int rc, struct err *e)
 {
-    struct err e = {0};
-    uint8_t nothing[1] = {0};
-    int rc = part_decode(c->view->part, s, c->number, c->stored ? c->stored : nothing, c->plain, &e);
     pthread_mutex_lock(&f->lock);
-    if (rc < 0 && e.class == ERR_CORRUPT && !c->again) {
+    if (rc < 0 && e->class == ERR_CORRUPT && !c->again) {
         /* Damage on the way, or in a cache, is gone the second time. */
         c->again = true;
         c->state = CHUNK_FETCHING;
@@ -367,7 +308,7 @@ void feed_chunk_decode(struct larder_feed *f, struct feed_chunk *c, struct part_
         return;
     }
     if (rc < 0) {
-        feed_chunk_lost(f, c, &e);
+        feed_chunk_lost(f, c, e);
         pthread_mutex_unlock(&f->lock);
         return;
     }
@@ -382,9 +323,18 @@ void feed_chunk_decode(struct larder_feed *f, struct feed_chunk *c, struct part_
     }
     buffer_give(f, c->stored, c->stored_bytes);
     c->stored = NULL;
+    opening_give(f, c);
     copy_pieces(f, c, waiting);
     pthread_mutex_unlock(&f->lock);
     dataset_view_put(view->dataset, view);
+}
+
+void feed_chunk_decode(struct larder_feed *f, struct feed_chunk *c, struct part_scratch *s)
+{
+    struct err e = {0};
+    uint8_t nothing[1] = {0};
+    int rc = part_decode(c->view->part, s, c->number, c->stored ? c->stored : nothing, c->plain, &e);
+    decoded(f, c, rc, &e);
 }
 
 /* The request that is being put together for a batch. */
@@ -409,8 +359,8 @@ static struct feed_chunk *ask_for(struct gathering *g, struct feed_piece *p, str
 {
     struct larder_feed *f = g->f;
     const struct chunk_entry *entry = entry_of(p->view, p->chunk);
-    uint64_t need = (opens_at_once(p->view, p->chunk) ? 0 : buffer_cost(entry->stored_bytes)) +
-                    (wants_all(p) ? 0 : buffer_cost(entry->plain_bytes));
+    uint64_t need = (part_is_raw(p->view->part, p->chunk) ? 0 : feed_buffer_cost(entry->stored_bytes)) +
+                    (wants_all(p) ? 0 : feed_buffer_cost(entry->plain_bytes));
     while (!f->closing && !make_room(f, need)) {
         if (g->fetch) {
             pthread_mutex_unlock(&f->lock);

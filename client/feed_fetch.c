@@ -26,7 +26,7 @@ struct feed_fetch *feed_fetch_create(struct larder_feed *f, struct larder_datase
     fetch->read = (struct ranged_read){.source = d->published ? READ_PUBLISHED : READ_SEGMENT,
                                        .scope = d->published ? d->version_id : d->run.run_id,
                                        .pieces = fetch->pieces,
-                                       .begins = d->published ? NULL : feed_chunk_begins,
+                                       .some = d->published ? NULL : feed_chunk_some,
                                        .piece = d->published ? feed_range_came : feed_chunk_came,
                                        .done = on_done};
     return fetch;

@@ -271,6 +271,18 @@ static int resume(struct larder_feed *f, const struct larder_feed_options *o, st
 
 /* ---- memory, threads ---- */
 
+/* A quarter more than chunks may take, for what lies between them. */
+static int take_chunk_memory(struct larder_feed *f, struct err *e)
+{
+    bool sealed = false;
+    for (uint32_t i = 0; i < f->source_count; i++)
+        sealed |= !f->sources[i].dataset->published;
+    if (sealed && feed_buffers_init(&f->buffers, f->chunk_bytes_max + f->chunk_bytes_max / 4) < 0)
+        return err_set(e, ERR_NO_MEMORY, "no memory for chunks of %llu bytes; set depth_bytes lower",
+                       (unsigned long long)f->chunk_bytes_max);
+    return 0;
+}
+
 static int take_memory(struct larder_feed *f, const struct larder_feed_options *o, struct err *e)
 {
     size_t bytes = (size_t)(f->depth_bytes / 4096 * 4096);
@@ -280,6 +292,9 @@ static int take_memory(struct larder_feed *f, const struct larder_feed_options *
     uint8_t *base = pool_take(f->pool);
     check(base != NULL);
     feed_arena_init(&f->arena, base, bytes);
+    rc = take_chunk_memory(f, e);
+    if (rc < 0)
+        return rc;
     return o->memory == LARDER_MEMORY_CUDA ? feed_lift_create(f, o->device, o->device_depth_bytes, e) : 0;
 }
 

@@ -2,19 +2,17 @@
 /*
  * Inside of a feed. Threads:
  *   planner     plans batch after batch, takes memory for it, asks for its bytes (feed_batch.c)
- *   connections put what comes to its place (dataset_read.c), open raw chunks, hand others to the workers
- *   scout       runs some batches before the planner, so that parts and sample indexes are there in time
- *               (feed_scout.c)
- *   workers     read local files (feed_local.c), decode chunks, copy samples out of them, ask again after
- *               losses (feed_worker.c), see to samples that could not be read (feed_repair.c), report to the
- *               server (feed_report.c)
- *   lift        copies batches to a device (feed_lift.c)
- *   consumer    whoever calls larder_feed_next (feed.c)
+ *   connections put what comes to its place (dataset_read.c), open raw chunks there, hand others to the
+ * workers scout       runs some batches before the planner, so that parts and sample indexes are there in
+ * time (feed_scout.c) workers     read local files (feed_local.c), decode chunks, copy samples out of them,
+ * ask again after losses (feed_worker.c), see to samples that could not be read (feed_repair.c), report to
+ * the server (feed_report.c) lift        copies batches to a device (feed_lift.c) consumer    whoever calls
+ * larder_feed_next (feed.c)
  *
  * Memory: depth_bytes of pinned memory for the samples of batches ahead and of those the consumer holds
  * (feed_arena.h); for imported datasets as much again, at least 16 MiB, for chunks on their way and decoded
- * ones that may be wanted again, and a quarter more, all of it with spare buffers (feed_chunks.c); beside
- * them sample indexes, and descriptions of batches, up to a quarter of depth_bytes or two batches.
+ * ones that may be wanted again, and a quarter more for what does not fill its buffer (feed_buffers.h);
+ * beside them sample indexes, and descriptions of batches, up to a quarter of depth_bytes or two batches.
  *
  * One lock guards everything that more than one of them touches. It is taken before the dataset's locks and
  * those of connections, and held only for bookkeeping: no copying, decoding or asking happens under it.
@@ -30,6 +28,7 @@
 #include "client/dataset_read.h"
 #include "client/dataset_view.h"
 #include "client/feed_arena.h"
+#include "client/feed_buffers.h"
 #include "client/feed_lift.h"
 #include "client/feed_plan.h"
 #include "client/larder.h"
@@ -40,19 +39,13 @@
 #define FEED_RENEWALS_MAX    4u
 #define FEED_CHUNK_BUCKETS   256u
 #define FEED_CHUNK_BYTES_MIN (16u << 20)
-#define FEED_CHUNK_SMALL     (64u << 10) /* buffers above have sizes of their own, see feed_chunks.c */
-#define FEED_CHUNK_CLASSES   7u
-#define FEED_SCRATCHES_MAX   FEED_CONNECTIONS_MAX
+#define FEED_OPENINGS_MAX    32u /* kept while unused */
 
 #define FEED_SUBSTITUTES_MAX 64u /* tried for one sample */
 /* Requested and not here, of one connection or many: enough to keep a server busy. With more, the first batch
  * would come late, since a server lets all requests go on in turn. */
 #define FEED_PIECES_IN_FLIGHT 4096u
 #define FEED_DAMAGE_MAX       1024u /* told by larder_feed_damage */
-
-struct feed_spare {
-    struct feed_spare *next;
-};
 
 struct feed_source { /* one dataset of the feed */
     struct larder_dataset *dataset;
@@ -140,9 +133,13 @@ struct feed_chunk {
     uint32_t shard, number;
     struct dataset_view *view; /* until READY */
     unsigned pins;
-    bool again; /* fetched a second time, after it did not decode */
-    bool lent;  /* plain is the place of the one piece that wants all of it */
-    uint8_t *stored, *plain;
+    bool again;                   /* fetched a second time, after it did not decode */
+    bool lent;                    /* plain is the place of the one piece that wants all of it */
+    bool raw;                     /* received into plain, and opened there as it comes */
+    bool opens;                   /* that goes well so far */
+    struct part_opening *opening; /* of a raw one, from its first bytes on */
+    uint8_t tag[TAG_BYTES];
+    uint8_t *stored, *plain; /* stored: NULL if raw */
     size_t stored_bytes, plain_bytes;
     struct feed_piece *waiting;
 };
@@ -212,11 +209,10 @@ struct larder_feed {
     struct list buckets[FEED_CHUNK_BUCKETS];
     struct list unused;
     uint64_t chunk_bytes, chunk_bytes_max;
-    struct feed_spare *spare[FEED_CHUNK_CLASSES]; /* buffers to be used again, by size */
-    uint64_t spare_bytes;
+    struct feed_buffers buffers;
     struct list decode, retries;
-    struct part_scratch *scratch[FEED_SCRATCHES_MAX]; /* of connections that open chunks, while unused */
-    unsigned scratch_count;
+    struct part_opening *openings[FEED_OPENINGS_MAX];
+    unsigned opening_count;
     struct list local_runs; /* to be read from files of this machine */
     struct list repairs;    /* batches with samples that could not be read; all else of them is there */
     bool repairing;         /* one worker does, at a time */
@@ -280,7 +276,7 @@ must_check struct feed_fetch *feed_fetch_create(struct larder_feed *f, struct la
  * piece with a tag ends in `piece` of the read or in feed_fetch_lost. */
 void feed_fetch_start(struct feed_fetch *fetch);
 void feed_fetch_go_on(struct feed_fetch *fetch); /* a worker's: its due time has come */
-void feed_chunk_begins(struct ranged_read *r, struct read_piece *p);
+void feed_chunk_some(struct ranged_read *r, struct read_piece *p, uint64_t at, size_t n);
 void feed_chunk_came(struct ranged_read *r, struct read_piece *p);
 void feed_range_came(struct ranged_read *r, struct read_piece *p);
 /* With the lock held: p of a fetch will not come. */

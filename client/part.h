@@ -52,6 +52,17 @@ must_check int part_fetch(const struct part *p, struct conn *conn, enum part_cla
                           int (*chunk)(void *arg, uint32_t number, uint8_t *stored, size_t n, struct err *e),
                           void *arg, struct err *e);
 
+/* A raw chunk that is opened where it lies while it comes; used again from chunk to chunk. */
+struct part_opening;
+must_check struct part_opening *part_opening_create(void); /* NULL: no memory */
+void part_opening_free(struct part_opening *o);
+must_check int part_opening_begin(struct part_opening *o, const struct part *p, uint32_t number,
+                                  struct err *e);
+void part_opening_add(struct part_opening *o, uint8_t *bytes, size_t n); /* of the payload, the next */
+/* All of the payload, which lies at plain, was given: 0, or ERR_CORRUPT as part_decode, and plain was wiped.
+ */
+must_check int part_opening_end(struct part_opening *o, uint8_t *plain, const uint8_t *tag, struct err *e);
+
 /* Writing. Chunks are given plain, in any order, from any thread; they are compressed and sealed on the
  * calling thread and sent in the background with bounded memory. */
 struct part_writer;

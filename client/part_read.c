@@ -9,6 +9,7 @@
 
 #include "client/part_private.h"
 #include "format/base/pages.h"
+#include "format/base/secret.h"
 
 #define TAIL_BYTES  (64u << 10) /* read with the trailer: a small index comes along */
 #define OPENERS_MAX 8u
@@ -348,19 +349,21 @@ bool part_is_raw(const struct part *p, uint32_t number)
     return c->codec == CODEC_RAW && c->stored_bytes == c->plain_bytes + TAG_BYTES;
 }
 
+static int tell_chunk(const struct part *p, uint32_t number, struct err *e)
+{
+    char id[2 * ID_BYTES + 1];
+    hex_encode(&p->header.segment_id, ID_BYTES, id);
+    return err_prepend(e, "chunk %u of rank %u of %s, step %llu (segment %s)", number, p->rank, p->run,
+                       (unsigned long long)p->header.step, id);
+}
+
 static int decode(const struct part *p, struct part_scratch *s, uint32_t number, bool summed, void *stored,
                   void *out, struct err *e)
 {
     check(number < p->chunk_count);
     int rc = part_is_raw(p, number) ? open_raw(p, s, number, stored, out, e)
                                     : open_and_decode(p, s, number, summed, stored, out, e);
-    if (rc < 0) {
-        char id[2 * ID_BYTES + 1];
-        hex_encode(&p->header.segment_id, ID_BYTES, id);
-        return err_prepend(e, "chunk %u of rank %u of %s, step %llu (segment %s)", number, p->rank, p->run,
-                           (unsigned long long)p->header.step, id);
-    }
-    return 0;
+    return rc < 0 ? tell_chunk(p, number, e) : 0;
 }
 
 int part_decode(const struct part *p, struct part_scratch *s, uint32_t number, void *stored, void *out,
@@ -373,4 +376,53 @@ int part_decode_unsummed(const struct part *p, struct part_scratch *s, uint32_t 
                          void *out, struct err *e)
 {
     return decode(p, s, number, false, stored, out, e);
+}
+
+/* ---- a raw chunk, as it comes ---- */
+
+struct part_opening {
+    struct seal_state *seal;
+    const struct part *part;
+    uint32_t number;
+};
+
+struct part_opening *part_opening_create(void)
+{
+    struct part_opening *o = calloc(1, sizeof *o);
+    if (o && (o->seal = seal_state_create()))
+        return o;
+    free(o);
+    return NULL;
+}
+
+void part_opening_free(struct part_opening *o)
+{
+    if (!o)
+        return;
+    seal_state_free(o->seal);
+    free(o);
+}
+
+int part_opening_begin(struct part_opening *o, const struct part *p, uint32_t number, struct err *e)
+{
+    check(part_is_raw(p, number));
+    o->part = p;
+    o->number = number;
+    int rc = open_chunk_begin(p->seal, o->seal, number, &p->chunks[number], e);
+    return rc < 0 ? tell_chunk(p, number, e) : 0;
+}
+
+void part_opening_add(struct part_opening *o, uint8_t *bytes, size_t n)
+{
+    open_chunk_add(o->seal, bytes, n);
+}
+
+int part_opening_end(struct part_opening *o, uint8_t *plain, const uint8_t *tag, struct err *e)
+{
+    const struct chunk_entry *c = &o->part->chunks[o->number];
+    int rc = open_chunk_end(o->seal, o->number, c, tag, e);
+    if (rc == 0)
+        return 0;
+    secret_wipe(plain, c->plain_bytes);
+    return tell_chunk(o->part, o->number, e);
 }

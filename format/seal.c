@@ -270,25 +270,62 @@ int seal_chunk(const struct seal *s, struct seal_state *st, uint32_t number, uin
     return 0;
 }
 
+static int unverified(uint32_t number, const struct chunk_entry *entry, struct err *e)
+{
+    return err_set(e, ERR_CORRUPT,
+                   "chunk %u at offset %llu (%u bytes) does not verify: its bytes, or its entry in the "
+                   "index, are not those that were sealed",
+                   number, (unsigned long long)entry->offset, entry->stored_bytes);
+}
+
+static int check_entry(const struct seal *s, uint32_t number, const struct chunk_entry *entry, struct err *e)
+{
+    if (number >= s->chunks)
+        return err_set(e, ERR_CORRUPT, "chunk %u of a segment that has %u", number, s->chunks);
+    if (entry->stored_bytes < TAG_BYTES || entry->stored_bytes > CHUNK_STORED_BYTES_MAX)
+        return err_set(e, ERR_CORRUPT, "chunk %u has %u stored bytes; expected %u to %u", number,
+                       entry->stored_bytes, TAG_BYTES, CHUNK_STORED_BYTES_MAX);
+    return 0;
+}
+
+int open_chunk_begin(const struct seal *s, struct seal_state *st, uint32_t number,
+                     const struct chunk_entry *entry, struct err *e)
+{
+    uint8_t nonce[AEAD_NONCE_BYTES], ad[A_END_MAX];
+    int rc = check_entry(s, number, entry, e);
+    if (rc < 0)
+        return rc;
+    nonce_of(DOMAIN_CHUNK, number, nonce);
+    chunk_ad(s, number, entry->plain_bytes, entry->codec, entry->dtype, ad);
+    aead_begin(opening(s, st), nonce, ad, A_OWN + CHUNK_OWN_BYTES);
+    return 0;
+}
+
+void open_chunk_add(struct seal_state *st, uint8_t *bytes, size_t n)
+{
+    aead_add(st->opens, bytes, n, bytes);
+}
+
+int open_chunk_end(struct seal_state *st, uint32_t number, const struct chunk_entry *entry,
+                   const uint8_t tag[TAG_BYTES], struct err *e)
+{
+    return aead_check(st->opens, tag) < 0 ? unverified(number, entry, e) : 0;
+}
+
 int open_chunk(const struct seal *s, struct seal_state *st, uint32_t number, const struct chunk_entry *entry,
                const void *stored, void *out, struct hash128 *found, struct err *e)
 {
     uint8_t nonce[AEAD_NONCE_BYTES], ad[A_END_MAX];
-    if (number >= s->chunks)
-        return err_set(e, ERR_CORRUPT, "chunk %u of a segment that has %u", number, s->chunks);
-    if (entry->codec == CODEC_ZERO && entry->stored_bytes == 0)
+    if (number < s->chunks && entry->codec == CODEC_ZERO && entry->stored_bytes == 0)
         return 0; /* nothing is stored; the index, which names the codec, is sealed */
-    if (entry->stored_bytes < TAG_BYTES || entry->stored_bytes > CHUNK_STORED_BYTES_MAX)
-        return err_set(e, ERR_CORRUPT, "chunk %u has %u stored bytes; expected %u to %u", number,
-                       entry->stored_bytes, TAG_BYTES, CHUNK_STORED_BYTES_MAX);
+    int rc = check_entry(s, number, entry, e);
+    if (rc < 0)
+        return rc;
     nonce_of(DOMAIN_CHUNK, number, nonce);
     chunk_ad(s, number, entry->plain_bytes, entry->codec, entry->dtype, ad);
     if (aead_open(opening(s, st), nonce, ad, A_OWN + CHUNK_OWN_BYTES, stored, entry->stored_bytes, out,
                   found) < 0)
-        return err_set(e, ERR_CORRUPT,
-                       "chunk %u at offset %llu (%u bytes) does not verify: its bytes, or its entry in the "
-                       "index, are not those that were sealed",
-                       number, (unsigned long long)entry->offset, entry->stored_bytes);
+        return unverified(number, entry, e);
     return 0;
 }
 

@@ -52,6 +52,15 @@ must_check int open_chunk(const struct seal *s, struct seal_state *st, uint32_t 
                           const struct chunk_entry *entry, const void *stored, void *out,
                           struct hash128 *found, struct err *e);
 
+/* The same for a chunk that comes piece by piece, opened where it lies: its payload, then its tag. A state
+ * opens one at a time. The payload counts for nothing before open_chunk_end has returned 0; ERR_CORRUPT as
+ * above, and then the caller wipes it. */
+must_check int open_chunk_begin(const struct seal *s, struct seal_state *st, uint32_t number,
+                                const struct chunk_entry *entry, struct err *e);
+void open_chunk_add(struct seal_state *st, uint8_t *bytes, size_t n);
+must_check int open_chunk_end(struct seal_state *st, uint32_t number, const struct chunk_entry *entry,
+                              const uint8_t tag[TAG_BYTES], struct err *e);
+
 /* Sealed part of the index: public_digest is the SHA-256 of the public part. out: n + TAG_BYTES, may equal
  * plain. Once per seal (ERR_EXISTS). */
 must_check int seal_index(const struct seal *s, struct seal_state *st,

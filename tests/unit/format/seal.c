@@ -114,6 +114,40 @@ static void a_chunk_opens_where_it_belongs(void **state)
     drop(&f);
 }
 
+/* However the payload is cut; what was changed, in it or its tag, is told by the end. */
+static void a_chunk_opens_piece_by_piece(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct err e;
+    make(&f);
+    for (uint32_t i = 0; i < CHUNKS; i++) {
+        assert_int_equal(seal_one(&f, i, &e), 0);
+        for (size_t piece = 1; piece < PLAIN + 7; piece += 6) {
+            for (int harm = 0; harm < 3; harm++) {
+                uint8_t tag[TAG_BYTES];
+                memcpy(f.out, f.stored, PLAIN);
+                memcpy(tag, f.stored + PLAIN, TAG_BYTES);
+                f.out[PLAIN - 1] ^= harm == 1;
+                tag[15] ^= harm == 2;
+                assert_int_equal(open_chunk_begin(f.reads, f.st, i, &f.entry, &e), 0);
+                for (size_t at = 0, n; at < PLAIN; at += n) {
+                    n = PLAIN - at < piece ? PLAIN - at : piece;
+                    open_chunk_add(f.st, f.out + at, n);
+                }
+                int rc = open_chunk_end(f.st, i, &f.entry, tag, &e);
+                assert_int_equal(rc, harm ? -EBADMSG : 0);
+                if (!harm)
+                    assert_memory_equal(f.out, f.plain, PLAIN);
+            }
+        }
+    }
+    assert_int_equal(open_chunk_begin(f.reads, f.st, CHUNKS, &f.entry, &e), -EBADMSG);
+    f.entry.stored_bytes = TAG_BYTES - 1;
+    assert_int_equal(open_chunk_begin(f.reads, f.st, 0, &f.entry, &e), -EBADMSG);
+    drop(&f);
+}
+
 static void what_the_entry_says_is_bound(void **state)
 {
     (void)state;
@@ -411,6 +445,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_chunk_opens_where_it_belongs),
+        cmocka_unit_test(a_chunk_opens_piece_by_piece),
         cmocka_unit_test(what_the_entry_says_is_bound),
         cmocka_unit_test(the_last_chunk_knows_that_it_is),
         cmocka_unit_test(every_field_of_the_header_is_bound),
