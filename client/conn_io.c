@@ -22,8 +22,8 @@
 #include "format/base/secret.h"
 #include "format/version.h"
 
-#define INPUT_BYTES      (256u << 10) /* one receive */
-#define RECEIVE_LEAST    (512u << 10) /* of a large frame, before the thread is woken */
+#define INPUT_BYTES      (256u << 10) /* one receive: opened while it is in the cache */
+#define RECEIVE_LEAST    (256u << 10) /* of a large frame, before the thread is woken */
 #define PARTS_MAX        16u
 #define AHEAD_BYTES      4096u       /* received together with the end of a payload: the next header */
 #define WASTE_BYTES      (64u << 10) /* received at once of what nobody wants */
@@ -305,6 +305,7 @@ static size_t find_room(struct conn *c, struct iovec parts[PARTS_MAX], size_t *c
     for (*count = 0; *count < PARTS_MAX - 1 && placed < INPUT_BYTES; placed += n) {
         if (!(to = channel_place(c->channel, placed, &n)))
             break;
+        n = n < INPUT_BYTES - placed ? n : INPUT_BYTES - placed;
         parts[(*count)++] = (struct iovec){to, n};
     }
     if (placed == 0 || placed >= awaited)
