@@ -1,19 +1,220 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/catalog.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct entry {
-    struct slice name;
-    uint32_t rank;
-    const struct tensor *tensor;
-};
+#define NAMES_AHEAD 16u /* whose slots are on their way while one is looked at */
+
+/* ---- pieces ---- */
+
+uint32_t catalog_rank(const struct catalog *c, uint32_t piece)
+{
+    uint32_t low = 0, high = c->world; /* first[low] <= piece < first[high] */
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        if (c->first[middle] <= piece)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The index that a piece is in, and its number there. */
+static const struct index_private *index_of(const struct catalog *c, uint32_t piece, uint32_t *i)
+{
+    uint32_t rank = catalog_rank(c, piece);
+    *i = piece - c->first[rank];
+    return part_index(c->parts[rank]);
+}
+
+struct slice catalog_name(const struct catalog *c, uint32_t piece)
+{
+    uint32_t i;
+    const struct index_private *x = index_of(c, piece, &i);
+    return i < x->tensor_count ? index_tensor_name(x, i) : x->aliases[i - x->tensor_count].name;
+}
+
+const struct tensor *catalog_tensor(const struct catalog *c, uint32_t piece, struct tensor *room)
+{
+    uint32_t i;
+    const struct index_private *x = index_of(c, piece, &i);
+    return index_tensor(x, i < x->tensor_count ? i : x->aliases[i - x->tensor_count].tensor, room);
+}
+
+void catalog_soon(const struct catalog *c, uint32_t piece)
+{
+    uint32_t i;
+    const struct index_private *x = index_of(c, piece, &i);
+    if (i < x->tensor_count)
+        __builtin_prefetch(x->stored + x->places[i]);
+}
+
+uint32_t catalog_next(const struct catalog *c, uint32_t piece)
+{
+    uint32_t next = c->next ? c->next[piece] : piece;
+    return next > piece ? next : NO_PIECE;
+}
+
+const char *catalog_string(struct catalog *c, uint32_t piece)
+{
+    struct slice kept;
+    int rc = names_add(&c->names, catalog_name(c, piece), piece, &kept);
+    return rc == 0 || rc == -EEXIST ? (const char *)kept.p : NULL;
+}
+
+void catalog_ask(struct catalog *c, uint32_t piece)
+{
+    c->asked[piece / 64] |= 1ull << piece % 64;
+}
+
+bool catalog_asked(const struct catalog *c, uint32_t piece)
+{
+    return c->asked[piece / 64] >> piece % 64 & 1;
+}
+
+/* ---- by name ---- */
+
+/* The slot of the name, or the free one where it would go. */
+static uint64_t *slot_of(const struct catalog *c, struct slice name, uint64_t hash)
+{
+    size_t mask = c->slot_count - 1, i = hash & mask;
+    for (; c->slots[i]; i = (i + 1) & mask)
+        if (c->slots[i] >> 32 == hash >> 32 && slice_eq(catalog_name(c, (uint32_t)c->slots[i] - 1), name))
+            break;
+    return &c->slots[i];
+}
+
+static uint32_t look_up(const struct catalog *c, struct slice name)
+{
+    uint64_t slot = *slot_of(c, name, hash64(name.p, name.n));
+    uint32_t last = (uint32_t)slot - 1;
+    return slot == 0 ? NO_PIECE : c->next ? c->next[last] : last;
+}
+
+uint32_t catalog_find(struct catalog *c, struct slice name)
+{
+    uint32_t found = c->hint; /* of the first rank, so it is the first of its name */
+    if (found >= c->first[1] || !slice_eq(catalog_name(c, found), name))
+        found = look_up(c, name);
+    c->hint = found == NO_PIECE ? c->hint : found + 1;
+    return found;
+}
+
+static int agree(const struct catalog *c, uint32_t a, uint32_t b, struct err *e)
+{
+    struct tensor room[2];
+    const struct tensor *x = catalog_tensor(c, a, &room[0]), *y = catalog_tensor(c, b, &room[1]);
+    if (x->dtype == y->dtype && x->dims == y->dims &&
+        memcmp(x->shape, y->shape, x->dims * sizeof *x->shape) == 0)
+        return 0;
+    char text[160];
+    struct slice name = catalog_name(c, a);
+    return err_set(e, ERR_MISMATCH, "tensor \"%s\": ranks %u and %u saved it with different dtype or shape",
+                   err_quote(text, sizeof text, name.p, name.n), catalog_rank(c, a), catalog_rank(c, b));
+}
+
+/* Behind the pieces of lower ranks. */
+static int add_piece(struct catalog *c, uint32_t piece, struct slice name, uint64_t hash, struct err *e)
+{
+    uint64_t *slot = slot_of(c, name, hash);
+    uint32_t last = (uint32_t)*slot - 1;
+    if (*slot && (!c->next || catalog_rank(c, last) == catalog_rank(c, piece))) {
+        char text[160];
+        return err_set(e, ERR_CORRUPT, "tensor \"%s\": the name is used twice in the part of rank %u",
+                       err_quote(text, sizeof text, name.p, name.n), catalog_rank(c, piece));
+    }
+    int rc = *slot ? agree(c, last, piece, e) : 0;
+    if (c->next) {
+        c->next[piece] = *slot ? c->next[last] : piece;
+        if (*slot)
+            c->next[last] = piece;
+    }
+    c->count += *slot == 0;
+    *slot = hash >> 32 << 32 | (piece + 1);
+    return rc;
+}
+
+static int add_all(struct catalog *c, struct err *e)
+{
+    struct {
+        struct slice name;
+        uint64_t hash;
+    } ahead[NAMES_AHEAD];
+    uint32_t n = c->first[c->world];
+    for (uint32_t i = 0; i < n + NAMES_AHEAD; i++) {
+        typeof(ahead[0]) *a = &ahead[i % NAMES_AHEAD];
+        int rc =
+            i >= NAMES_AHEAD && i - NAMES_AHEAD < n ? add_piece(c, i - NAMES_AHEAD, a->name, a->hash, e) : 0;
+        if (rc < 0)
+            return rc;
+        if (i < n) {
+            a->name = catalog_name(c, i);
+            a->hash = hash64(a->name.p, a->name.n);
+            __builtin_prefetch(&c->slots[a->hash & (c->slot_count - 1)], 1);
+        }
+    }
+    return 0;
+}
+
+static int number_pieces(struct catalog *c)
+{
+    uint64_t n = 0;
+    c->first = malloc((c->world + 1u) * sizeof *c->first);
+    for (uint32_t i = 0; c->first && i < c->world; i++) {
+        c->first[i] = (uint32_t)n;
+        n += (uint64_t)part_index(c->parts[i])->tensor_count + part_index(c->parts[i])->alias_count;
+        if (n >= UINT32_MAX - NAMES_AHEAD)
+            return -ENOMEM;
+    }
+    if (!c->first)
+        return -ENOMEM;
+    c->first[c->world] = (uint32_t)n;
+    return 0;
+}
+
+int catalog_create(struct part *const *parts, uint32_t world, struct catalog *out, struct err *e)
+{
+    struct catalog c = {.parts = parts, .world = world, .slot_count = 16};
+    int rc = number_pieces(&c);
+    if (rc == 0) {
+        size_t n = c.first[world];
+        while (c.slot_count < 2 * n)
+            c.slot_count *= 2;
+        c.slots = calloc(c.slot_count, sizeof *c.slots);
+        c.asked = calloc(n / 64 + 1, sizeof *c.asked);
+        if (world > 1)
+            c.next = malloc((n + 1) * sizeof *c.next);
+        rc = c.slots && c.asked && (world == 1 || c.next) ? 0 : -ENOMEM;
+    }
+    rc = rc < 0 ? err_set(e, ERR_NO_MEMORY, "no memory for the list of all tensors") : add_all(&c, e);
+    if (rc < 0)
+        catalog_free(&c);
+    else
+        *out = c;
+    return rc;
+}
+
+void catalog_free(struct catalog *c)
+{
+    free(c->first);
+    free(c->next);
+    free(c->slots);
+    free(c->asked);
+    free(c->sorted);
+    names_free(&c->names);
+    *c = (struct catalog){0};
+}
+
+/* ---- in order ---- */
 
 /* What is sorted: the 8 bytes behind what all names have in common decide most comparisons. */
 struct key {
     uint64_t bytes; /* most significant first */
-    const struct entry *entry;
+    const struct catalog *catalog;
+    uint32_t piece;
 };
 
 static uint64_t key_bytes(struct slice name, size_t from)
@@ -24,11 +225,12 @@ static uint64_t key_bytes(struct slice name, size_t from)
     return p;
 }
 
-static size_t common_prefix(const struct entry *entries, size_t n)
+static size_t common_prefix(const struct catalog *c, const struct key *keys)
 {
-    size_t common = n > 0 ? entries[0].name.n : 0;
-    for (size_t i = 1; i < n; i++) {
-        struct slice a = entries[0].name, b = entries[i].name;
+    struct slice a = catalog_name(c, keys[0].piece);
+    size_t common = a.n;
+    for (uint32_t i = 1; i < c->count; i++) {
+        struct slice b = catalog_name(c, keys[i].piece);
         size_t same = 0;
         common = common < b.n ? common : b.n;
         while (same < common && a.p[same] == b.p[same])
@@ -38,121 +240,41 @@ static size_t common_prefix(const struct entry *entries, size_t n)
     return common;
 }
 
-static int order_names(struct slice a, struct slice b)
-{
-    size_t n = a.n < b.n ? a.n : b.n;
-    int differ = n ? memcmp(a.p, b.p, n) : 0;
-    return differ ? differ : a.n < b.n ? -1 : a.n > b.n;
-}
-
 static int order_keys(const void *pa, const void *pb)
 {
     const struct key *x = pa, *y = pb;
     if (x->bytes != y->bytes)
         return x->bytes < y->bytes ? -1 : 1;
-    const struct entry *a = x->entry, *b = y->entry;
-    int differ = order_names(a->name, b->name);
-    return differ ? differ : a->rank < b->rank ? -1 : a->rank > b->rank;
+    struct slice a = catalog_name(x->catalog, x->piece), b = catalog_name(y->catalog, y->piece);
+    size_t n = a.n < b.n ? a.n : b.n;
+    int differ = n ? memcmp(a.p, b.p, n) : 0;
+    return differ ? differ : a.n < b.n ? -1 : a.n > b.n;
 }
 
-static size_t count_entries(struct part *const *parts, uint32_t world)
+int catalog_sort(struct catalog *c, struct err *e)
 {
-    size_t n = 0;
-    for (uint32_t i = 0; i < world; i++)
-        n += (size_t)part_index(parts[i])->tensor_count + part_index(parts[i])->alias_count;
-    return n;
-}
-
-static void add_entry(struct entry *out, struct slice name, uint32_t rank, const struct tensor *t)
-{
-    *out = (struct entry){.name = name, .rank = rank, .tensor = t};
-}
-
-static void fill_entries(struct part *const *parts, uint32_t world, struct entry *out)
-{
-    for (uint32_t rank = 0; rank < world; rank++) {
-        const struct index_private *x = part_index(parts[rank]);
-        for (uint32_t i = 0; i < x->tensor_count; i++)
-            add_entry(out++, x->tensors[i].name, rank, &x->tensors[i]);
-        for (uint32_t i = 0; i < x->alias_count; i++)
-            add_entry(out++, x->aliases[i].name, rank, &x->tensors[x->aliases[i].tensor]);
-    }
-}
-
-static int agree(const struct entry *a, const struct entry *b, struct err *e)
-{
-    const struct tensor *x = a->tensor, *y = b->tensor;
-    if (x->dtype == y->dtype && x->dims == y->dims &&
-        memcmp(x->shape, y->shape, x->dims * sizeof *x->shape) == 0)
+    if (c->sorted || c->count == 0)
         return 0;
-    char text[160];
-    return err_set(e, ERR_MISMATCH, "tensor \"%s\": ranks %u and %u saved it with different dtype or shape",
-                   err_quote(text, sizeof text, a->name.p, a->name.n), a->rank, b->rank);
-}
-
-static int group(struct catalog *c, const struct key *keys, size_t n, struct err *e)
-{
-    for (size_t i = 0; i < n; i++) {
-        const struct entry *x = keys[i].entry;
-        c->pieces[i] = (struct piece){.rank = x->rank, .tensor = x->tensor};
-        if (i > 0 && keys[i].bytes == keys[i - 1].bytes && slice_eq(x->name, keys[i - 1].entry->name)) {
-            int rc = agree(keys[i - 1].entry, x, e);
-            if (rc < 0)
-                return rc;
-            c->saved[c->count - 1].pieces++;
-            continue;
-        }
-        struct slice kept;
-        if (names_add(&c->names, x->name, (uint32_t)c->count, &kept) < 0)
-            return err_set(e, ERR_NO_MEMORY, "no memory for the names of %zu tensors", n);
-        c->saved[c->count++] = (struct saved){.name = kept, .first = i, .pieces = 1};
+    struct key *keys = malloc(c->count * sizeof *keys);
+    uint32_t *sorted = malloc(c->count * sizeof *sorted), n = 0;
+    if (!keys || !sorted) {
+        free(keys);
+        free(sorted);
+        return err_set(e, ERR_NO_MEMORY, "no memory for a list of %u tensors", c->count);
     }
-    return 0;
-}
-
-static void fill_keys(const struct entry *entries, size_t n, struct key *out)
-{
-    size_t common = common_prefix(entries, n);
-    for (size_t i = 0; i < n; i++)
-        out[i] = (struct key){key_bytes(entries[i].name, common), &entries[i]};
-}
-
-int catalog_create(struct part *const *parts, uint32_t world, struct catalog *out, struct err *e)
-{
-    size_t n = count_entries(parts, world);
-    struct catalog c = {0};
-    struct entry *entries = calloc(n + 1, sizeof *entries);
-    struct key *keys = calloc(n + 1, sizeof *keys);
-    c.saved = calloc(n + 1, sizeof *c.saved);
-    c.pieces = calloc(n + 1, sizeof *c.pieces);
-    int rc = entries && keys && c.saved && c.pieces && n < UINT32_MAX
-                 ? 0
-                 : err_set(e, ERR_NO_MEMORY, "no memory for a list of %zu tensors", n);
-    if (rc == 0) {
-        fill_entries(parts, world, entries);
-        fill_keys(entries, n, keys);
-        qsort(keys, n, sizeof *keys, order_keys);
-        rc = group(&c, keys, n, e);
+    for (size_t i = 0; i < c->slot_count; i++) {
+        uint32_t last = (uint32_t)c->slots[i] - 1;
+        if (c->slots[i])
+            keys[n++] = (struct key){.catalog = c, .piece = c->next ? c->next[last] : last};
     }
-    free(entries);
+    check(n == c->count);
+    size_t common = common_prefix(c, keys);
+    for (uint32_t i = 0; i < n; i++)
+        keys[i].bytes = key_bytes(catalog_name(c, keys[i].piece), common);
+    qsort(keys, n, sizeof *keys, order_keys);
+    for (uint32_t i = 0; i < n; i++)
+        sorted[i] = keys[i].piece;
     free(keys);
-    if (rc < 0)
-        catalog_free(&c);
-    else
-        *out = c;
-    return rc;
-}
-
-struct saved *catalog_find(const struct catalog *c, struct slice name)
-{
-    uint32_t i;
-    return names_find(&c->names, name, &i) == 0 ? &c->saved[i] : NULL;
-}
-
-void catalog_free(struct catalog *c)
-{
-    free(c->saved);
-    free(c->pieces);
-    names_free(&c->names);
-    *c = (struct catalog){0};
+    c->sorted = sorted;
+    return 0;
 }

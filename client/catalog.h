@@ -1,34 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tensors of a checkpoint over all its parts, by name, aliases included. */
+/*
+ * The tensors of a checkpoint over all its parts, by name, aliases included. There may be millions: a piece
+ * is only a number, and the rest is looked up in the parts' indexes.
+ */
 #ifndef LARDER_CLIENT_CATALOG_H
 #define LARDER_CLIENT_CATALOG_H
 
 #include "client/names.h"
 #include "client/part.h"
 
-struct piece { /* one rank's box of a tensor */
-    uint32_t rank;
-    const struct tensor *tensor; /* of the part's index; its name may be another (alias) */
-};
-
-struct saved {
-    struct slice name; /* NUL behind it */
-    size_t first;      /* of its pieces, by rank */
-    uint32_t pieces;
-    bool asked;
-};
+/* A piece is one rank's box of a tensor. Pieces are numbered by rank, and in one by the order of the index:
+ * tensors, then aliases. A name stands for its first piece. */
+#define NO_PIECE UINT32_MAX
 
 struct catalog {
-    struct saved *saved; /* by name, bytewise */
-    size_t count;
-    struct piece *pieces;
-    struct names names; /* memory of the names */
+    struct part *const *parts;
+    uint32_t world;
+    uint32_t *first;    /* piece of each rank; behind them how many there are */
+    uint32_t *next;     /* piece of the same name, the last one's being the first; NULL with one rank */
+    uint64_t *slots;    /* open addressing: the upper half of a name's hash, its last piece plus one */
+    size_t slot_count;  /* a power of two */
+    uint64_t *asked;    /* a bit for each piece; set by the user for first ones */
+    uint32_t *sorted;   /* first pieces by name, bytewise; made by catalog_sort */
+    uint32_t count;     /* of different names */
+    uint32_t hint;      /* piece behind the one that was found last: most ask in the order of the index */
+    struct names names; /* that were given out as strings */
 };
 
-/* parts: `world` of them; they must outlive the catalog. ERR_MISMATCH if two ranks do not agree on dtype or
- * shape of a name. */
+/* parts: `world` of them; they must outlive the catalog. ERR_CORRUPT if a name is there twice in one part,
+ * ERR_MISMATCH if two ranks do not agree on dtype or shape of a name. */
 must_check int catalog_create(struct part *const *parts, uint32_t world, struct catalog *out, struct err *e);
-struct saved *catalog_find(const struct catalog *c, struct slice name); /* NULL: none */
 void catalog_free(struct catalog *c);
+
+uint32_t catalog_find(struct catalog *c, struct slice name);    /* first piece, or NO_PIECE */
+uint32_t catalog_next(const struct catalog *c, uint32_t piece); /* of the next rank, or NO_PIECE */
+uint32_t catalog_rank(const struct catalog *c, uint32_t piece);
+struct slice catalog_name(const struct catalog *c, uint32_t piece); /* not terminated */
+/* Its name may be another one (alias). As index_tensor. */
+const struct tensor *catalog_tensor(const struct catalog *c, uint32_t piece, struct tensor *room);
+void catalog_soon(const struct catalog *c, uint32_t piece); /* its tensor will be looked up soon */
+/* The name, terminated; lives as long as the catalog. NULL: no memory. */
+const char *catalog_string(struct catalog *c, uint32_t piece);
+void catalog_ask(struct catalog *c, uint32_t piece);
+bool catalog_asked(const struct catalog *c, uint32_t piece);
+must_check int catalog_sort(struct catalog *c, struct err *e); /* once; then nothing */
 
 #endif

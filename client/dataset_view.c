@@ -143,16 +143,17 @@ static bool is_piece(const struct tensor *t, uint64_t i, uint64_t piece, uint64_
 static int lay_out(struct dataset_view *v, const struct part *p, uint64_t bytes, struct err *e)
 {
     const struct index_private *x = part_index(p);
-    const struct tensor *t = x->tensors;
+    struct tensor room;
+    const struct tensor *t = x->tensor_count > 0 ? index_tensor(x, 0, &room) : NULL;
     if (x->tensor_count == 1 && t->dtype == DTYPE_U8 && slice_eq(t->name, slice_str(SHARD_TENSOR)) &&
         t->bytes == bytes && t->first_chunk == 0 && t->offset == 0) {
         v->piece_bytes = CHUNK_PLAIN_BYTES_MAX;
         return 0;
     }
-    uint64_t piece = x->tensor_count ? t->bytes : 0;
+    uint64_t piece = t ? t->bytes : 0;
     bool good = piece && piece <= CHUNK_PLAIN_BYTES_MAX / 4 && (bytes + piece - 1) / piece == x->tensor_count;
     for (uint32_t i = 0; good && i < x->tensor_count; i++)
-        good = is_piece(&t[i], i, piece, bytes);
+        good = is_piece(index_tensor(x, i, &room), i, piece, bytes);
     v->piece_bytes = piece;
     return good ? 0
                 : err_set(e, ERR_CORRUPT,

@@ -173,11 +173,12 @@ static int decode(struct fetch *f, struct part_scratch *s, const struct ready *r
     return rc2;
 }
 
-static void finish_chunk(struct fetch *f, const struct ready *r, uint8_t *plain, int rc, struct err *e)
+static void finish_chunk(struct fetch *f, const struct ready *r, uint8_t *plain, bool there, int rc,
+                         struct err *e)
 {
     const struct fetch_job *job = f->job;
     if (rc == 0) {
-        rc = job->good(job->arg, r->item, plain, entry_of(&job->items[r->item])->plain_bytes, e);
+        rc = job->good(job->arg, r->item, plain, entry_of(&job->items[r->item])->plain_bytes, there, e);
     } else if (rc == -EBADMSG || rc == -EKEYREJECTED) {
         rc = job->damaged(job->arg, r->item, e);
     }
@@ -220,8 +221,8 @@ static void *decode_some(void *arg)
     while (next_ready(f, &r)) {
         struct err e;
         err_clear(&e);
-        bool has_room = false;
         uint8_t *to = straight(job, r.item);
+        bool there = to, has_room = false;
         int rc = s && (to || own || job->room) ? 0 : err_set(&e, ERR_NO_MEMORY, "no memory for decoding");
         if (rc == 0 && !to && job->room) {
             rc = job->room(job->arg, &to, &e);
@@ -230,7 +231,7 @@ static void *decode_some(void *arg)
         to = to ? to : own;
         if (rc == 0)
             rc = decode(f, s, &r, to, &e);
-        finish_chunk(f, &r, to, rc, &e);
+        finish_chunk(f, &r, to, there, rc, &e);
         if (has_room)
             job->done(job->arg, to);
     }

@@ -31,9 +31,9 @@ struct fetch_job {
     /* Memory for the plain bytes of a chunk, CHUNK_PLAIN_BYTES_MAX; each decoding thread has one at a time.
      * NULL: they have their own. A failure ends the whole. */
     int (*room)(void *arg, uint8_t **plain, struct err *e);
-    /* The plain bytes, which are valid during the call, or straight where they belong. A failure ends the
-     * whole. */
-    int (*good)(void *arg, size_t item, uint8_t *plain, uint32_t n, struct err *e);
+    /* The plain bytes, which are valid during the call; there: they are straight where they belong. A failure
+     * ends the whole. */
+    int (*good)(void *arg, size_t item, uint8_t *plain, uint32_t n, bool there, struct err *e);
     /* With room: the memory is not used any more by the thread, which always says so. */
     void (*done)(void *arg, uint8_t *plain);
     /* A chunk that is damaged. Returns 0 to go on with the others. */

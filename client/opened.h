@@ -20,6 +20,7 @@ struct larder {
     char host[256], port[16];
     struct conn *conn;
     pid_t pid;                /* who opened it: children of fork are refused */
+    const uint8_t *own;       /* 1; a child of fork finds 0 there. NULL: the kernel does not do that */
     struct pool *staging;     /* NULL for a role that cannot save */
     struct saver *saver;      /* likewise */
     atomic_bool staging_lost; /* a device may still write to a slot: the pool and the devices stay */

@@ -20,6 +20,7 @@ must_check int part_open(struct larder *c, struct conn *conn, const struct run *
 must_check int part_open_all(struct larder *c, struct conn *conn, const struct run *run,
                              const struct commit *commit, struct part **parts, struct err *e);
 void part_close(struct part *p);
+/* A view, whose names were not compared with each other (index_private_expand). */
 const struct index_private *part_index(const struct part *p);
 const struct chunk_entry *part_chunks(const struct part *p, uint32_t *count);
 const struct segment_header *part_header(const struct part *p);

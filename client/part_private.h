@@ -15,7 +15,8 @@ struct part {
     struct seal *seal;
     struct chunk_entry *chunks;
     uint32_t chunk_count;
-    struct index_private index;
+    uint8_t *index_bytes;       /* public and private part, opened in place */
+    struct index_private index; /* a view of them */
 };
 
 struct part_scratch {

@@ -69,26 +69,23 @@ static int trailer_check(const struct part *p, const struct commit_part *cp, str
     return 0;
 }
 
-static int open_private(struct part *p, struct seal_state *st, const uint8_t *index, struct err *e)
+static int open_private(struct part *p, struct seal_state *st, struct err *e)
 {
     const struct segment_trailer *t = &p->trailer;
     size_t sealed = (size_t)(t->index_bytes - t->index_public_bytes);
-    uint8_t digest[SHA256_BYTES], *plain = malloc(sealed);
-    if (!plain)
-        return err_set(e, ERR_NO_MEMORY, "no memory for an index of %zu bytes", sealed);
-    sha256(index, (size_t)t->index_public_bytes, digest);
-    int rc = open_index(p->seal, st, digest, index + t->index_public_bytes, sealed, plain, e);
+    uint8_t digest[SHA256_BYTES], *private = p->index_bytes + t->index_public_bytes;
+    sha256(p->index_bytes, (size_t)t->index_public_bytes, digest);
+    int rc = open_index(p->seal, st, digest, private, sealed, private, e);
     if (rc == 0)
-        rc = index_private_decode(plain, sealed - TAG_BYTES, p->chunks, p->chunk_count, &p->index, e);
-    free(plain);
+        rc = index_private_view(private, sealed - TAG_BYTES, p->chunks, p->chunk_count, &p->index, e);
     return rc;
 }
 
-static int index_open(struct part *p, const uint8_t *index, struct err *e)
+static int index_open(struct part *p, struct err *e)
 {
     const struct segment_trailer *t = &p->trailer;
     uint8_t digest[SHA256_BYTES];
-    sha256(index, (size_t)t->index_bytes, digest);
+    sha256(p->index_bytes, (size_t)t->index_bytes, digest);
     if (memcmp(digest, t->index_digest, SHA256_BYTES) != 0)
         return err_set(e, ERR_CORRUPT,
                        "its index (%llu bytes at %llu) does not match the digest in the commit record",
@@ -98,12 +95,12 @@ static int index_open(struct part *p, const uint8_t *index, struct err *e)
         return err_set(e, ERR_NO_MEMORY, "no memory for a cipher");
     int rc = check_trailer(p->seal, st, t, e);
     if (rc == 0)
-        rc = index_public_decode(index, (size_t)t->index_public_bytes, t->index_offset, &p->chunks,
+        rc = index_public_decode(p->index_bytes, (size_t)t->index_public_bytes, t->index_offset, &p->chunks,
                                  &p->chunk_count, e);
     if (rc == 0 && p->chunk_count != t->chunks)
         rc = err_set(e, ERR_CORRUPT, "its trailer counts %u chunks, its index %u", t->chunks, p->chunk_count);
     if (rc == 0)
-        rc = open_private(p, st, index, e);
+        rc = open_private(p, st, e);
     seal_state_free(st);
     return rc;
 }
@@ -133,16 +130,14 @@ static int part_read(struct part *p, struct conn *conn, const struct run *run, c
     if (rc < 0)
         return rc;
     struct range r = {p->trailer.index_offset, p->trailer.index_bytes};
-    if (r.offset >= edges[1].offset)
-        return index_open(p, tail_at + (r.offset - edges[1].offset), e);
-    uint8_t *index = malloc((size_t)r.bytes);
-    if (!index)
+    p->index_bytes = pages_alloc((size_t)r.bytes);
+    if (!p->index_bytes)
         return err_set(e, ERR_NO_MEMORY, "no memory for an index of %llu bytes", (unsigned long long)r.bytes);
-    rc = segment_read(conn, &run->run_id, &cp->segment, class, &r, 1, index, e);
-    if (rc == 0)
-        rc = index_open(p, index, e);
-    free(index);
-    return rc;
+    if (r.offset >= edges[1].offset)
+        memcpy(p->index_bytes, tail_at + (r.offset - edges[1].offset), (size_t)r.bytes);
+    else
+        rc = segment_read(conn, &run->run_id, &cp->segment, class, &r, 1, p->index_bytes, e);
+    return rc < 0 ? rc : index_open(p, e);
 }
 
 /* Bytes that do not stand their checks: a disk may have read them wrongly once. */
@@ -154,8 +149,10 @@ static bool may_be_misread(const struct err *e)
 static void part_clear(struct part *p)
 {
     index_private_free(&p->index);
+    free(p->index_bytes);
     seal_free(p->seal);
     free(p->chunks);
+    p->index_bytes = NULL;
     p->seal = NULL;
     p->chunks = NULL;
     p->chunk_count = 0;

@@ -7,6 +7,7 @@
 
 #include "client/landing.h"
 
+#define USES_AHEAD      16u /* whose tensors are on their way from memory while one is placed */
 #define SMALL_BYTES_MAX (CHUNK_PLAIN_BYTES_MAX / 4) /* as format/index.h says */
 
 static int no_memory(struct err *e)
@@ -25,131 +26,152 @@ static void *grow(void *table, size_t count, size_t *cap, size_t size)
     return p;
 }
 
-/* ---- copies ---- */
+/* ---- requests ---- */
 
-static const struct box *region_of(const struct plan *p, const struct copy *c, struct box *whole)
+struct asked { /* a request's box, spelled out */
+    struct box box;
+    int64_t strides[TENSOR_DIMS_MAX];
+};
+
+/* t: any piece of its tensor. */
+static void spell(const struct request *r, const struct tensor *t, struct asked *out)
 {
-    if (c->region != WHOLE_REQUEST)
-        return &p->regions.boxes[c->region];
-    const struct request *r = &p->requests[c->request];
-    uint32_t dims = c->piece.tensor->dims;
-    memcpy(whole->offsets, r->offsets, dims * sizeof *whole->offsets);
-    memcpy(whole->lengths, r->lengths, dims * sizeof *whole->lengths);
-    return whole;
+    static const int64_t packed[TENSOR_DIMS_MAX];
+    size_t n = t->dims * sizeof(uint64_t);
+    *out = (struct asked){0};
+    if (r->box) {
+        memcpy(out->box.offsets, r->box, n);
+        memcpy(out->box.lengths, r->box + t->dims, n);
+        memcpy(out->strides, r->box + 2 * t->dims, n);
+        return;
+    }
+    memcpy(out->box.lengths, t->shape, n);
+    int rc = box_strides(t->dtype, t->dims, t->shape, packed, true, out->strides, NULL);
+    check(rc == 0); /* it was, when it was asked for */
 }
 
+/* Does the request take just the piece's bytes, packed as they are? */
+static bool is_plain(const struct request *r, const struct tensor *t)
+{
+    return !r->box && memcmp(t->lengths, t->shape, t->dims * sizeof *t->shape) == 0;
+}
+
+/* ---- copies ---- */
+
 /* Where the region of the request's box begins in memory. */
-static uint8_t *memory_of(const struct request *r, const struct tensor *t, const struct box *region)
+static uint8_t *memory_of(const struct request *r, const struct asked *a, const struct tensor *t,
+                          const struct box *region)
 {
     uint8_t *memory = r->memory;
     for (uint32_t i = 0; i < t->dims; i++) {
-        uint64_t into = region->offsets[i] - r->offsets[i];
+        uint64_t into = region->offsets[i] - a->box.offsets[i];
         if (dtype_pack(t->dtype) > 1 && i + 1 == t->dims)
             into = into / dtype_pack(t->dtype) * dtype_pack(t->dtype) * dtype_bits(t->dtype) / 8;
-        memory += (int64_t)into * r->strides[i];
+        memory += (int64_t)into * a->strides[i];
     }
     return memory;
 }
 
-void plan_copy_request(const struct plan *p, const struct copy *c, struct box *box, struct request *out)
+void plan_copy_request(const struct plan *p, const struct copy *c, uint64_t box[3 * TENSOR_DIMS_MAX],
+                       struct request *out)
 {
+    struct tensor room;
+    const struct tensor *t = catalog_tensor(p->catalog, c->piece, &room);
     const struct request *r = &p->requests[c->request];
-    const struct box *region = region_of(p, c, box);
-    if (region != box)
-        *box = *region;
-    *out = (struct request){.saved = r->saved,
-                            .offsets = box->offsets,
-                            .lengths = box->lengths,
-                            .strides = r->strides,
-                            .memory = memory_of(r, c->piece.tensor, box),
-                            .device = r->device,
-                            .stream = r->stream};
+    struct asked a;
+    spell(r, t, &a);
+    const struct box *region = c->region == WHOLE_REQUEST ? &a.box : &p->regions.boxes[c->region];
+    size_t n = t->dims * sizeof(uint64_t);
+    memcpy(box, region->offsets, n);
+    memcpy(box + t->dims, region->lengths, n);
+    memcpy(box + 2 * t->dims, a.strides, n);
+    *out = (struct request){
+        .piece = r->piece, .box = box, .memory = memory_of(r, &a, t, region), .target = r->target};
 }
 
-/* From packed bytes of the piece to the request's memory. */
-static void prepare(const struct plan *p, const struct copy *c, struct box_copy *out)
+/* From packed bytes of the piece, t, to the request's memory. */
+static void prepare(const struct plan *p, const struct copy *c, const struct tensor *t, struct box_copy *out)
 {
-    const struct tensor *t = c->piece.tensor;
     const struct request *r = &p->requests[c->request];
-    struct box whole;
-    const struct box *region = region_of(p, c, &whole);
+    struct asked a;
+    spell(r, t, &a);
+    const struct box *region = c->region == WHOLE_REQUEST ? &a.box : &p->regions.boxes[c->region];
     uint64_t begin[TENSOR_DIMS_MAX];
     for (uint32_t i = 0; i < t->dims; i++)
         begin[i] = region->offsets[i] - t->offsets[i];
-    uint8_t *memory = memory_of(r, t, region);
-    box_copy_init(out, t->dtype, t->dims, t->lengths, begin, region->lengths, r->strides, memory);
+    box_copy_init(out, t->dtype, t->dims, t->lengths, begin, region->lengths, a.strides,
+                  memory_of(r, &a, t, region));
 }
 
-static int add_use(struct plan *p, uint32_t rank, uint32_t chunk, struct err *e)
+static int add_use(struct plan *p, uint32_t chunk, struct err *e)
 {
     struct use *uses = grow(p->uses, p->use_count, &p->use_cap, sizeof *uses);
     if (!uses)
         return no_memory(e);
     p->uses = uses;
-    uses[p->use_count++] = (struct use){.rank = rank, .chunk = chunk, .copy = (uint32_t)(p->copy_count - 1)};
+    uses[p->use_count++] = (struct use){.chunk = chunk, .copy = (uint32_t)(p->copy_count - 1)};
     return 0;
 }
 
 /* The chunks of a large tensor that hold something of the region. */
-static int add_uses(struct plan *p, const struct copy *c, struct err *e)
+static int add_uses(struct plan *p, const struct copy *c, const struct tensor *t, struct err *e)
 {
-    const struct tensor *t = c->piece.tensor;
     if (t->bytes <= SMALL_BYTES_MAX)
-        return add_use(p, c->piece.rank, t->first_chunk, e);
+        return add_use(p, t->first_chunk, e);
     struct box_copy b;
-    prepare(p, c, &b);
+    prepare(p, c, t, &b);
     uint32_t chunk = t->first_chunk;
     for (uint64_t at = 0; at < t->bytes; at += CHUNK_PLAIN_BYTES_MAX, chunk++) {
         uint64_t n = t->bytes - at < CHUNK_PLAIN_BYTES_MAX ? t->bytes - at : CHUNK_PLAIN_BYTES_MAX;
-        int rc = box_touches(&b, at, n) ? add_use(p, c->piece.rank, chunk, e) : 0;
+        int rc = box_touches(&b, at, n) ? add_use(p, chunk, e) : 0;
         if (rc < 0)
             return rc;
     }
     return 0;
 }
 
-static int add_copy(struct plan *p, uint32_t request, uint32_t region, const struct piece *piece,
+static int add_copy(struct plan *p, uint32_t request, uint32_t region, uint32_t piece, const struct tensor *t,
                     struct err *e)
 {
     struct copy *copies = grow(p->copies, p->copy_count, &p->copy_cap, sizeof *copies);
     if (!copies || p->copy_count >= UINT32_MAX)
         return no_memory(e);
     p->copies = copies;
-    copies[p->copy_count++] = (struct copy){.request = request, .region = region, .piece = *piece};
-    return add_uses(p, &copies[p->copy_count - 1], e);
+    copies[p->copy_count++] = (struct copy){.request = request, .region = region, .piece = piece};
+    return add_uses(p, &copies[p->copy_count - 1], t, e);
 }
 
-static bool same_box(uint32_t dims, const uint64_t *ao, const uint64_t *al, const uint64_t *bo,
-                     const uint64_t *bl)
+static bool same_box(uint32_t dims, const struct box *a, const struct box *b)
 {
-    return memcmp(ao, bo, dims * sizeof *ao) == 0 && memcmp(al, bl, dims * sizeof *al) == 0;
+    return memcmp(a->offsets, b->offsets, dims * sizeof *a->offsets) == 0 &&
+           memcmp(a->lengths, b->lengths, dims * sizeof *a->lengths) == 0;
 }
 
 /* What of the request no piece has given yet shrinks with each piece that meets it. */
-static int cover_by_pieces(struct plan *p, const struct catalog *c, uint32_t request, struct box_set *left,
+static int cover_by_pieces(struct plan *p, uint32_t request, const struct box *all, struct box_set *left,
                            struct box_set *taken, struct err *e)
 {
-    const struct request *r = &p->requests[request];
-    for (uint32_t i = 0; i < r->saved->pieces && left->count > 0; i++) {
-        const struct piece *piece = &c->pieces[r->saved->first + i];
-        const struct tensor *t = piece->tensor;
+    for (uint32_t piece = p->requests[request].piece; piece != NO_PIECE && left->count > 0;
+         piece = catalog_next(p->catalog, piece)) {
+        struct tensor room;
+        const struct tensor *t = catalog_tensor(p->catalog, piece, &room);
+        struct box cut;
         if (p->usable && !p->usable(p->arg, piece))
             continue;
-        struct box cut = {0};
-        memcpy(cut.offsets, t->offsets, sizeof cut.offsets);
-        memcpy(cut.lengths, t->lengths, sizeof cut.lengths);
+        memcpy(cut.offsets, t->offsets, t->dims * sizeof *cut.offsets);
+        memcpy(cut.lengths, t->lengths, t->dims * sizeof *cut.lengths);
         taken->count = 0;
         if (box_set_cut(left, t->dims, &cut, taken) < 0)
             return no_memory(e);
         for (size_t k = 0; k < taken->count; k++) {
             const struct box *b = &taken->boxes[k];
             uint32_t region = WHOLE_REQUEST;
-            if (!same_box(t->dims, b->offsets, b->lengths, r->offsets, r->lengths)) {
+            if (!same_box(t->dims, b, all)) {
                 region = (uint32_t)p->regions.count;
                 if (region == WHOLE_REQUEST || box_set_add(&p->regions, b) < 0)
                     return no_memory(e);
             }
-            int rc = add_copy(p, request, region, piece, e);
+            int rc = add_copy(p, request, region, piece, t, e);
             if (rc < 0)
                 return rc;
         }
@@ -157,70 +179,97 @@ static int cover_by_pieces(struct plan *p, const struct catalog *c, uint32_t req
     return 0;
 }
 
-static int cover(struct plan *p, const struct catalog *c, uint32_t request, struct box_set *left,
-                 struct box_set *taken, struct err *e)
+static int cover(struct plan *p, uint32_t request, struct box_set *left, struct box_set *taken, struct err *e)
 {
     const struct request *r = &p->requests[request];
-    uint32_t dims = c->pieces[r->saved->first].tensor->dims;
-    struct box all = {0};
-    if (box_is_empty(dims, r->lengths))
+    struct tensor room;
+    const struct tensor *t = catalog_tensor(p->catalog, r->piece, &room);
+    if (is_plain(r, t) && !p->usable) /* as nearly all are: the first piece has it all */
+        return t->bytes > 0 ? add_copy(p, request, WHOLE_REQUEST, r->piece, t, e) : 0;
+    struct asked a;
+    spell(r, t, &a);
+    if (box_is_empty(t->dims, a.box.lengths))
         return 0;
-    memcpy(all.offsets, r->offsets, dims * sizeof *all.offsets);
-    memcpy(all.lengths, r->lengths, dims * sizeof *all.lengths);
     left->count = 0;
-    if (box_set_add(left, &all) < 0)
+    if (box_set_add(left, &a.box) < 0)
         return no_memory(e);
-    int rc = cover_by_pieces(p, c, request, left, taken, e);
+    int rc = cover_by_pieces(p, request, &a.box, left, taken, e);
     if (rc == 0 && left->count > 0) {
         char name[160], box[160];
+        struct slice n = catalog_name(p->catalog, r->piece);
         rc = err_set(e, ERR_MISMATCH, "tensor \"%s\": elements %s were saved by no rank",
-                     err_quote(name, sizeof name, r->saved->name.p, r->saved->name.n),
-                     box_text(box, sizeof box, dims, left->boxes[0].offsets, left->boxes[0].lengths));
+                     err_quote(name, sizeof name, n.p, n.n),
+                     box_text(box, sizeof box, t->dims, left->boxes[0].offsets, left->boxes[0].lengths));
     }
     return rc;
 }
 
 /* ---- chunks ---- */
 
-static int order_uses(const void *pa, const void *pb)
+uint32_t plan_rank(const struct plan *p, const struct use *u)
+{
+    return catalog_rank(p->catalog, p->copies[u->copy].piece);
+}
+
+static int order_uses(const void *pa, const void *pb, void *arg)
 {
     const struct use *a = pa, *b = pb;
-    if (a->rank != b->rank)
-        return a->rank < b->rank ? -1 : 1;
+    const struct plan *p = arg;
+    uint32_t a_rank = plan_rank(p, a), b_rank = plan_rank(p, b);
+    if (a_rank != b_rank)
+        return a_rank < b_rank ? -1 : 1;
     if (a->chunk != b->chunk)
         return a->chunk < b->chunk ? -1 : 1;
     return a->copy < b->copy ? -1 : a->copy > b->copy;
 }
 
-static int group_uses(struct plan *p, struct part *const *parts, struct err *e)
+static bool new_chunk(const struct plan *p, size_t i)
 {
-    qsort(p->uses, p->use_count, sizeof *p->uses, order_uses);
-    p->items = calloc(p->use_count + 1, sizeof *p->items);
-    p->first_use = calloc(p->use_count + 1, sizeof *p->first_use);
+    const struct use *u = &p->uses[i];
+    return i == 0 || u->chunk != u[-1].chunk || plan_rank(p, u) != plan_rank(p, u - 1);
+}
+
+static int group_uses(struct plan *p, struct err *e)
+{
+    bool sorted = true;
+    size_t n = 0;
+    for (size_t i = 1; sorted && i < p->use_count; i++)
+        sorted = order_uses(&p->uses[i - 1], &p->uses[i], p) <= 0;
+    if (!sorted)
+        qsort_r(p->uses, p->use_count, sizeof *p->uses, order_uses, p);
+    for (size_t i = 0; i < p->use_count; i++)
+        n += new_chunk(p, i);
+    p->items = calloc(n + 1, sizeof *p->items);
+    p->first_use = calloc(n + 1, sizeof *p->first_use);
     if (!p->items || !p->first_use)
         return no_memory(e);
     for (size_t i = 0; i < p->use_count; i++) {
         const struct use *u = &p->uses[i];
-        if (i > 0 && u->rank == u[-1].rank && u->chunk == u[-1].chunk)
+        if (!new_chunk(p, i))
             continue;
         p->first_use[p->item_count] = i;
-        p->items[p->item_count++] = (struct fetch_item){.part = parts[u->rank], .chunk = u->chunk};
+        p->items[p->item_count++] =
+            (struct fetch_item){.part = p->catalog->parts[plan_rank(p, u)], .chunk = u->chunk};
     }
     p->first_use[p->item_count] = p->use_count;
     return 0;
 }
 
-int plan_create(const struct catalog *c, struct part *const *parts, const struct request *requests,
-                size_t request_count, bool (*usable)(void *arg, const struct piece *p), void *arg,
-                struct plan *out, struct err *e)
+int plan_create(const struct catalog *c, const struct request *requests, size_t request_count,
+                bool (*usable)(void *arg, uint32_t piece), void *arg, struct plan *out, struct err *e)
 {
-    struct plan p = {.requests = requests, .usable = usable, .arg = arg};
+    struct plan p = {.catalog = c, .requests = requests, .usable = usable, .arg = arg};
     struct box_set left = {0}, taken = {0};
     int rc = request_count < UINT32_MAX ? 0 : no_memory(e);
+    p.copy_cap = p.use_cap = request_count + 1; /* mostly it is enough */
+    p.copies = malloc(p.copy_cap * sizeof *p.copies);
+    p.uses = malloc(p.use_cap * sizeof *p.uses);
+    if (rc == 0 && (!p.copies || !p.uses))
+        rc = no_memory(e);
     for (size_t i = 0; rc == 0 && i < request_count; i++)
-        rc = cover(&p, c, (uint32_t)i, &left, &taken, e);
+        rc = cover(&p, (uint32_t)i, &left, &taken, e);
     if (rc == 0 && p.use_count > 0)
-        rc = group_uses(&p, parts, e);
+        rc = group_uses(&p, e);
     box_set_free(&left);
     box_set_free(&taken);
     if (rc < 0)
@@ -236,33 +285,60 @@ static int place(const struct plan *p, const struct use *u, uint8_t *plain, uint
                  struct landing *landing, struct err *e)
 {
     const struct copy *c = &p->copies[u->copy];
-    const struct tensor *t = c->piece.tensor;
-    struct box_copy b;
+    const struct request *r = &p->requests[c->request];
+    struct tensor room;
+    const struct tensor *t = catalog_tensor(p->catalog, c->piece, &room);
     uint64_t offset = (uint64_t)(u->chunk - t->first_chunk) * CHUNK_PLAIN_BYTES_MAX;
-    struct device *d = p->requests[c->request].device;
-    prepare(p, c, &b);
     if (t->bytes <= SMALL_BYTES_MAX) {
-        check(t->offset <= n && t->bytes <= n - t->offset); /* index_private_decode saw to it */
+        check(t->offset <= n && t->bytes <= n - t->offset); /* index_private_view saw to it */
         plain += t->offset;
         n = (uint32_t)t->bytes;
         offset = 0;
     }
-    if (d)
-        return landing_copy(landing, d, &b, offset, n, plain, e);
+    if (!r->target && is_plain(r, t)) {
+        memcpy(r->memory + offset, plain, n);
+        return 0;
+    }
+    struct box_copy b;
+    prepare(p, c, t, &b);
+    if (r->target)
+        return landing_copy(landing, r->target->device, &b, offset, n, plain, e);
     box_scatter(&b, offset, n, plain);
     return 0;
+}
+
+/* Of a chunk of small tensors: they lie in memory as they do in the chunk, as in a flat buffer of parameters,
+ * one behind the other and none left out. */
+static uint8_t *straight_small(const struct plan *p, size_t item, uint32_t n)
+{
+    uintptr_t begin = 0;
+    uint64_t at = 0;
+    for (size_t i = p->first_use[item]; i < p->first_use[item + 1]; i++) {
+        const struct copy *c = &p->copies[p->uses[i].copy];
+        const struct request *r = &p->requests[c->request];
+        struct tensor room;
+        const struct tensor *t = catalog_tensor(p->catalog, c->piece, &room);
+        uintptr_t from = (uintptr_t)r->memory - t->offset;
+        if (r->target || t->offset != at || (at > 0 && from != begin) || !is_plain(r, t))
+            return NULL;
+        begin = from;
+        at += t->bytes;
+    }
+    return at == n ? (uint8_t *)begin : NULL;
 }
 
 uint8_t *plan_straight(const struct plan *p, size_t item, uint32_t n)
 {
     const struct use *u = &p->uses[p->first_use[item]];
     const struct copy *c = &p->copies[u->copy];
-    const struct tensor *t = c->piece.tensor;
+    struct tensor room;
+    const struct tensor *t = catalog_tensor(p->catalog, c->piece, &room);
     struct box_copy b;
-    if (p->first_use[item + 1] - p->first_use[item] > 1 || t->bytes <= SMALL_BYTES_MAX ||
-        p->requests[c->request].device)
+    if (t->bytes <= SMALL_BYTES_MAX)
+        return straight_small(p, item, n);
+    if (p->first_use[item + 1] - p->first_use[item] > 1 || p->requests[c->request].target)
         return NULL;
-    prepare(p, c, &b);
+    prepare(p, c, t, &b);
     return box_straight(&b, (uint64_t)(u->chunk - t->first_chunk) * CHUNK_PLAIN_BYTES_MAX, n);
 }
 
@@ -270,8 +346,11 @@ int plan_place(const struct plan *p, size_t item, uint8_t *plain, uint32_t n, st
                struct err *e)
 {
     int rc = 0;
-    for (size_t i = p->first_use[item]; rc == 0 && i < p->first_use[item + 1]; i++)
+    for (size_t i = p->first_use[item], end = p->first_use[item + 1]; rc == 0 && i < end; i++) {
+        if (i + USES_AHEAD < end)
+            catalog_soon(p->catalog, p->copies[p->uses[i + USES_AHEAD].copy].piece);
         rc = place(p, &p->uses[i], plain, n, landing, e);
+    }
     return rc;
 }
 

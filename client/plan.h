@@ -12,13 +12,18 @@
 #include "client/device.h"
 #include "client/fetch.h"
 
-struct request { /* a box that was asked for */
-    const struct saved *saved;
-    const uint64_t *offsets, *lengths; /* global; one per dimension */
-    const int64_t *strides;            /* bytes */
+struct target { /* on a device */
+    struct device *device;
+    void *stream; /* of the caller's: copies to the device come after what was given to it */
+};
+
+struct request {    /* a box that was asked for */
+    uint32_t piece; /* first one of its name */
+    /* Of each dimension: offset and length (global), stride in bytes; first all offsets, then all lengths.
+     * NULL: the whole tensor, packed. */
+    const uint64_t *box;
     uint8_t *memory;
-    struct device *device; /* that memory lies on; NULL: the host */
-    void *stream;          /* of the caller's: copies to the device come after what was given to it */
+    const struct target *target; /* NULL: the host */
 };
 
 struct landing;
@@ -28,16 +33,17 @@ struct landing;
 struct copy { /* what one piece gives to one request */
     uint32_t request;
     uint32_t region; /* in `regions`, or WHOLE_REQUEST */
-    struct piece piece;
+    uint32_t piece;
 };
 
-struct use { /* of a chunk by a copy */
-    uint32_t rank, chunk, copy;
+struct use { /* of a chunk, of the rank of the copy's piece, by that copy */
+    uint32_t chunk, copy;
 };
 
 struct plan {
+    const struct catalog *catalog;
     const struct request *requests;
-    bool (*usable)(void *arg, const struct piece *p);
+    bool (*usable)(void *arg, uint32_t piece);
     void *arg;
     struct copy *copies;
     size_t copy_count, copy_cap;
@@ -51,14 +57,15 @@ struct plan {
 
 /* usable: may a piece be read? NULL: any. ERR_MISMATCH naming tensor and box if elements that are asked for
  * lie in no (usable) piece. */
-must_check int plan_create(const struct catalog *c, struct part *const *parts, const struct request *requests,
-                           size_t request_count, bool (*usable)(void *arg, const struct piece *p), void *arg,
-                           struct plan *out, struct err *e);
-/* The request for just what a copy gives; boxes are written to memory of the caller's. */
-void plan_copy_request(const struct plan *p, const struct copy *c, struct box *box, struct request *out);
+must_check int plan_create(const struct catalog *c, const struct request *requests, size_t request_count,
+                           bool (*usable)(void *arg, uint32_t piece), void *arg, struct plan *out,
+                           struct err *e);
+/* The request for just what a copy gives; its box is written to memory of the caller's. */
+void plan_copy_request(const struct plan *p, const struct copy *c, uint64_t box[3 * TENSOR_DIMS_MAX],
+                       struct request *out);
+uint32_t plan_rank(const struct plan *p, const struct use *u);
 /* Where a chunk's n plain bytes go if that is one place in host memory, and nothing else wants them; else
- * NULL.
- */
+ * NULL. */
 uint8_t *plan_straight(const struct plan *p, size_t item, uint32_t n);
 /* Places a chunk's plain bytes: in host memory at once, on devices by copies that `landing` gives (NULL: none
  * of the requests is on a device). Different items: any number of threads. */

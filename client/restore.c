@@ -223,15 +223,18 @@ size_t larder_restore_tensors(struct larder_restore *r)
     return enter(r, &e) < 0 ? 0 : r->catalog.count;
 }
 
-static void describe(const struct larder_restore *r, const struct saved *s, struct larder_tensor *out)
+static int describe(struct larder_restore *r, uint32_t piece, struct larder_tensor *out)
 {
-    const struct tensor *t = r->catalog.pieces[s->first].tensor;
-    *out = (struct larder_tensor){.name = (const char *)s->name.p,
-                                  .name_bytes = s->name.n,
-                                  .dtype = (enum larder_dtype)t->dtype,
-                                  .dims = t->dims};
+    struct tensor room;
+    const struct tensor *t = catalog_tensor(&r->catalog, piece, &room);
+    const char *name = catalog_string(&r->catalog, piece);
+    if (!name)
+        return -ENOMEM;
+    *out = (struct larder_tensor){
+        .name = name, .name_bytes = strlen(name), .dtype = (enum larder_dtype)t->dtype, .dims = t->dims};
     memcpy(out->shape, t->shape, t->dims * sizeof *out->shape);
     memcpy(out->lengths, t->shape, t->dims * sizeof *out->lengths);
+    return 0;
 }
 
 int larder_restore_tensor(struct larder_restore *r, size_t i, struct larder_tensor *out)
@@ -242,17 +245,17 @@ int larder_restore_tensor(struct larder_restore *r, size_t i, struct larder_tens
         return rc;
     if (i >= r->catalog.count)
         return -ENOENT;
-    describe(r, &r->catalog.saved[i], out);
-    return 0;
+    rc = catalog_sort(&r->catalog, &e);
+    return rc < 0 ? rc : describe(r, r->catalog.sorted[i], out);
 }
 
-static int find(struct larder_restore *r, struct slice name, struct saved **out, struct err *e)
+static int find(struct larder_restore *r, struct slice name, uint32_t *out, struct err *e)
 {
     *out = catalog_find(&r->catalog, name);
-    if (*out)
+    if (*out != NO_PIECE)
         return 0;
     char text[160];
-    return err_set(e, ERR_NOT_FOUND, "tensor \"%s\" is not in step %llu of %s, which has %zu",
+    return err_set(e, ERR_NOT_FOUND, "tensor \"%s\" is not in step %llu of %s, which has %u",
                    err_quote(text, sizeof text, name.p, name.n), (unsigned long long)r->commit.step,
                    r->run.name, r->catalog.count);
 }
@@ -261,12 +264,12 @@ int larder_restore_find(struct larder_restore *r, const char *name, size_t name_
                         struct larder_tensor *out, struct larder_error *error)
 {
     struct err e;
-    struct saved *s = NULL;
+    uint32_t piece;
     int rc = enter(r, &e);
     if (rc == 0)
-        rc = find(r, SLICE(name, name_bytes ? name_bytes : strlen(name)), &s, &e);
-    if (rc == 0)
-        describe(r, s, out);
+        rc = find(r, SLICE(name, name_bytes ? name_bytes : strlen(name)), &piece, &e);
+    if (rc == 0 && describe(r, piece, out) < 0)
+        rc = err_set(&e, ERR_NO_MEMORY, "no memory for a name");
     return client_leave(rc, &e, error);
 }
 
@@ -318,9 +321,9 @@ static int check_same(const struct tensor *saved, struct tensor *asked, struct e
         bool whole = true;
         for (uint32_t i = 0; whole && i < asked->dims; i++)
             whole = asked->lengths[i] == 0 && asked->offsets[i] == 0;
-        memcpy(asked->shape, saved->shape, sizeof asked->shape);
+        memcpy(asked->shape, saved->shape, saved->dims * sizeof *asked->shape);
         if (whole)
-            memcpy(asked->lengths, saved->shape, sizeof asked->lengths);
+            memcpy(asked->lengths, saved->shape, saved->dims * sizeof *asked->lengths);
     }
     if (asked->dims == saved->dims &&
         memcmp(asked->shape, saved->shape, asked->dims * sizeof *asked->shape) == 0)
@@ -330,7 +333,45 @@ static int check_same(const struct tensor *saved, struct tensor *asked, struct e
     return err_set(e, ERR_MISMATCH, "it is saved with shape %s, %s was asked for", want, got);
 }
 
-static int keep_request(struct larder_restore *r, struct saved *s, const struct tensor *t,
+/* Nothing for what most ask for, a whole tensor, packed. */
+static int keep_box(struct larder_restore *r, const struct tensor *t, const int64_t *strides,
+                    const uint64_t **out, struct err *e)
+{
+    static const int64_t zeros[TENSOR_DIMS_MAX];
+    int64_t packed[TENSOR_DIMS_MAX];
+    size_t n = t->dims * sizeof(uint64_t);
+    int rc = box_strides(t->dtype, t->dims, t->lengths, zeros, true, packed, e);
+    if (rc < 0 || (memcmp(t->lengths, t->shape, n) == 0 && memcmp(strides, packed, n) == 0))
+        return rc;
+    uint64_t *box = names_alloc(&r->memory, 3 * n);
+    if (!box)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a request");
+    memcpy(box, t->offsets, n);
+    memcpy(box + t->dims, t->lengths, n);
+    memcpy(box + 2 * t->dims, strides, n);
+    *out = box;
+    return 0;
+}
+
+/* Requests that follow each other mostly have the same. */
+static int keep_target(struct larder_restore *r, struct device *d, void *stream, const struct target **out,
+                       struct err *e)
+{
+    const struct target *before = r->request_count ? r->requests[r->request_count - 1].target : NULL;
+    *out = before;
+    if (!d)
+        *out = NULL;
+    if (!d || (before && before->device == d && before->stream == stream))
+        return 0;
+    struct target *t = names_alloc(&r->memory, sizeof *t);
+    if (!t)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a request");
+    *t = (struct target){.device = d, .stream = stream};
+    *out = t;
+    return 0;
+}
+
+static int keep_request(struct larder_restore *r, uint32_t piece, const struct tensor *t,
                         const int64_t *strides, const struct larder_tensor *asked, struct device *d,
                         struct err *e)
 {
@@ -342,21 +383,14 @@ static int keep_request(struct larder_restore *r, struct saved *s, const struct 
         r->requests = more;
         r->request_cap = cap;
     }
-    size_t n = t->dims * sizeof(uint64_t);
-    uint8_t *copy = names_alloc(&r->memory, 3 * n);
-    if (!copy)
-        return err_set(e, ERR_NO_MEMORY, "no memory for a request");
-    memcpy(copy, t->offsets, n);
-    memcpy(copy + n, t->lengths, n);
-    memcpy(copy + 2 * n, strides, n);
-    r->requests[r->request_count++] = (struct request){.saved = s,
-                                                       .offsets = (uint64_t *)(void *)copy,
-                                                       .lengths = (uint64_t *)(void *)(copy + n),
-                                                       .strides = (int64_t *)(void *)(copy + 2 * n),
-                                                       .memory = asked->data,
-                                                       .device = d,
-                                                       .stream = asked->stream};
-    s->asked = true;
+    struct request q = {.piece = piece, .memory = asked->data};
+    int rc = keep_box(r, t, strides, &q.box, e);
+    if (rc == 0)
+        rc = keep_target(r, d, asked->stream, &q.target, e);
+    if (rc < 0)
+        return rc;
+    r->requests[r->request_count++] = q;
+    catalog_ask(&r->catalog, piece);
     return 0;
 }
 
@@ -394,18 +428,18 @@ static int device_of(struct larder_restore *r, const struct larder_tensor *t, co
 
 static int add(struct larder_restore *r, const struct larder_tensor *t, struct err *e)
 {
-    struct tensor x;
-    struct saved *s;
+    struct tensor x, room;
+    uint32_t piece;
     struct device *d = NULL;
     int64_t strides[TENSOR_DIMS_MAX];
     tensor_of_public(t, &x);
     if (x.dims > TENSOR_DIMS_MAX)
         return err_set(e, ERR_INVALID, "%u dimensions were asked for; at most %u are possible", x.dims,
                        TENSOR_DIMS_MAX);
-    int rc = find(r, x.name, &s, e);
+    int rc = find(r, x.name, &piece, e);
     if (rc < 0)
         return rc;
-    rc = check_same(r->catalog.pieces[s->first].tensor, &x, e);
+    rc = check_same(catalog_tensor(&r->catalog, piece, &room), &x, e);
     if (rc == 0)
         rc = tensor_check(&x, &x.bytes, e);
     if (rc == 0 && x.bytes > 0 && !t->data)
@@ -415,7 +449,7 @@ static int add(struct larder_restore *r, const struct larder_tensor *t, struct e
     if (rc == 0)
         rc = device_of(r, t, &x, strides, &d, e);
     if (rc == 0)
-        rc = keep_request(r, s, &x, strides, t, d, e);
+        rc = keep_request(r, piece, &x, strides, t, d, e);
     if (rc < 0) {
         char text[160];
         return err_prepend(e, "tensor \"%s\"", err_quote(text, sizeof text, x.name.p, x.name.n));
@@ -436,17 +470,20 @@ int larder_restore_extra(struct larder_restore *r, size_t i, const char **name)
 {
     struct err e;
     int rc = enter(r, &e);
+    if (rc == 0)
+        rc = catalog_sort(&r->catalog, &e);
     if (rc < 0)
         return rc;
     for (size_t k = r->extra_at_index <= i ? r->extra_at : 0, n = k ? r->extra_at_index : 0;
          k < r->catalog.count; k++) {
-        if (r->catalog.saved[k].asked)
+        uint32_t piece = r->catalog.sorted[k];
+        if (catalog_asked(&r->catalog, piece))
             continue;
         if (n++ == i) {
             r->extra_at = k; /* where the next call goes on */
             r->extra_at_index = i;
-            *name = (const char *)r->catalog.saved[k].name.p;
-            return 0;
+            *name = catalog_string(&r->catalog, piece);
+            return *name ? 0 : -ENOMEM;
         }
     }
     return -ENOENT;
@@ -474,8 +511,7 @@ int larder_restore_damage(struct larder_restore *r, size_t i, struct larder_dama
     if (i >= r->damage_count)
         return -ENOENT;
     const struct damage *d = &r->damage[i];
-    *out = (struct larder_damage){
-        .tensor = (const char *)d->tensor->name.p, .rank = d->rank, .chunk = d->chunk, .text = d->text};
+    *out = (struct larder_damage){.tensor = d->tensor, .rank = d->rank, .chunk = d->chunk, .text = d->text};
     return 0;
 }
 
@@ -501,7 +537,7 @@ static int read_blob(struct larder_restore *r, uint32_t rank, const struct blob 
     const struct chunk_entry *table = part_chunks(r->parts[rank], &chunks);
     uint32_t skip = b->offset;
     for (uint64_t at = 0; rc == 0 && at < b->bytes; chunk++, skip = 0) {
-        check(chunk < chunks && skip < table[chunk].plain_bytes); /* index_private_decode saw to it */
+        check(chunk < chunks && skip < table[chunk].plain_bytes); /* index_private_view saw to it */
         rc = fetch_one(r->parts[rank], client_conn(r->client), s, chunk, plain, e);
         if (rc < 0)
             break;

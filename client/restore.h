@@ -11,7 +11,7 @@
 #define RESTORE_CONNS_MAX 16u
 
 struct damage {
-    const struct saved *tensor;
+    const char *tensor; /* in the catalog's memory */
     uint32_t rank, chunk;
     char *text;
 };
@@ -30,7 +30,7 @@ struct larder_restore {
     size_t request_count, request_cap, requests_done;
     struct device **devices; /* of the requests, each once */
     unsigned device_count;
-    struct names memory; /* boxes of requests, strings that were given out */
+    struct names memory; /* boxes and targets of requests, labels that were given out */
     struct damage *damage;
     size_t damage_count, damage_cap;
     size_t extra_at, extra_at_index;

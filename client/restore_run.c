@@ -28,10 +28,10 @@ struct running {
     struct err first;
 };
 
-static int place_good(void *arg, size_t item, uint8_t *plain, uint32_t n, struct err *e)
+static int place_good(void *arg, size_t item, uint8_t *plain, uint32_t n, bool there, struct err *e)
 {
     struct running *g = arg;
-    if (plain == plan_straight(&g->plan, item, n))
+    if (there)
         return 0;
     return plan_place(&g->plan, item, plain, n, g->landing, e);
 }
@@ -65,11 +65,11 @@ static int add_bad(struct running *g, const struct use *u, const char *text)
         g->bad_cap = cap;
     }
     g->bad[g->bad_count++] =
-        (struct bad_use){.rank = u->rank, .chunk = u->chunk, .copy = u->copy, .text = text};
+        (struct bad_use){.rank = plan_rank(&g->plan, u), .chunk = u->chunk, .copy = u->copy, .text = text};
     return 0;
 }
 
-static int add_damage(struct larder_restore *r, const struct saved *s, const struct bad_use *b)
+static int add_damage(struct larder_restore *r, uint32_t piece, const struct bad_use *b)
 {
     if (r->damage_count == r->damage_cap) {
         size_t cap = r->damage_cap ? 2 * r->damage_cap : 16;
@@ -80,10 +80,13 @@ static int add_damage(struct larder_restore *r, const struct saved *s, const str
         r->damage_cap = cap;
     }
     char *copy = strdup(b->text);
-    if (!copy)
+    const char *tensor = catalog_string(&r->catalog, piece);
+    if (!copy || !tensor) {
+        free(copy);
         return -ENOMEM;
+    }
     r->damage[r->damage_count++] =
-        (struct damage){.tensor = s, .rank = b->rank, .chunk = b->chunk, .text = copy};
+        (struct damage){.tensor = tensor, .rank = b->rank, .chunk = b->chunk, .text = copy};
     return 0;
 }
 
@@ -190,26 +193,27 @@ static int fetch_plan(struct running *g, struct err *e)
 
 /* ---- other ranks' copies ---- */
 
-static bool holds(const struct piece *p, uint32_t rank, uint32_t chunk)
+static bool holds(const struct catalog *c, uint32_t piece, uint32_t rank, uint32_t chunk)
 {
-    const struct tensor *t = p->tensor;
+    struct tensor room;
+    const struct tensor *t = catalog_tensor(c, piece, &room);
     uint64_t chunks = t->bytes > CHUNK_PLAIN_BYTES_MAX / 4 ? (t->bytes - 1) / CHUNK_PLAIN_BYTES_MAX + 1 : 1;
-    return p->rank == rank && chunk >= t->first_chunk && chunk - t->first_chunk < chunks;
+    return catalog_rank(c, piece) == rank && chunk >= t->first_chunk && chunk - t->first_chunk < chunks;
 }
 
 /* A piece without damaged chunks. */
-static bool is_whole(void *arg, const struct piece *p)
+static bool is_whole(void *arg, uint32_t piece)
 {
     const struct running *before = arg;
     for (size_t i = 0; i < before->bad_count; i++)
-        if (holds(p, before->bad[i].rank, before->bad[i].chunk))
+        if (holds(&before->restore->catalog, piece, before->bad[i].rank, before->bad[i].chunk))
             return false;
     return true;
 }
 
 struct second { /* what is asked for again */
     struct request *requests;
-    struct box *boxes;
+    uint64_t (*boxes)[3 * TENSOR_DIMS_MAX];
     size_t *of; /* entry of g->bad that each request repairs */
     size_t count;
 };
@@ -235,9 +239,9 @@ static int choose_second(struct running *g, struct second *s, struct err *e)
         struct err ignored;
         if (i > 0 && g->bad[i].copy == g->bad[i - 1].copy)
             continue;
-        plan_copy_request(&g->plan, &g->plan.copies[g->bad[i].copy], &s->boxes[s->count],
+        plan_copy_request(&g->plan, &g->plan.copies[g->bad[i].copy], s->boxes[s->count],
                           &s->requests[s->count]);
-        if (plan_create(&r->catalog, r->parts, &s->requests[s->count], 1, is_whole, g, &probe, &ignored) < 0)
+        if (plan_create(&r->catalog, &s->requests[s->count], 1, is_whole, g, &probe, &ignored) < 0)
             continue;
         plan_free(&probe);
         s->of[s->count++] = i;
@@ -279,7 +283,7 @@ static int read_copies(struct running *g, struct err *e)
     struct running again = {.restore = r, .landing = g->landing, .lock = PTHREAD_MUTEX_INITIALIZER};
     int rc = choose_second(g, &s, e);
     if (rc == 0 && s.count > 0) {
-        rc = plan_create(&r->catalog, r->parts, s.requests, s.count, is_whole, g, &again.plan, e);
+        rc = plan_create(&r->catalog, s.requests, s.count, is_whole, g, &again.plan, e);
         if (rc == 0)
             rc = fetch_plan(&again, e);
         if (rc == 0)
@@ -299,26 +303,26 @@ static int report(struct running *g, struct err *e)
     struct larder_restore *r = g->restore;
     for (size_t i = 0; i < g->bad_count; i++) {
         const struct request *q = &g->plan.requests[g->plan.copies[g->bad[i].copy].request];
-        if (add_damage(r, q->saved, &g->bad[i]) < 0)
+        if (add_damage(r, q->piece, &g->bad[i]) < 0)
             return err_set(e, ERR_NO_MEMORY, "no memory for the list of damaged tensors");
     }
     if (r->damage_count == 0)
         return 0;
     char name[160];
-    const struct saved *s = r->damage[0].tensor;
+    const char *tensor = r->damage[0].tensor;
     *e = g->first;
     return err_prepend(e, "tensor \"%s\" and %zu other places are damaged",
-                       err_quote(name, sizeof name, s->name.p, s->name.n), r->damage_count - 1);
+                       err_quote(name, sizeof name, tensor, strlen(tensor)), r->damage_count - 1);
 }
 
 /* Copies to devices come after what the callers gave to their streams. */
 static int order(const struct larder_restore *r, struct err *e)
 {
-    const struct request *before = NULL;
+    const struct target *before = NULL;
     int rc = 0;
     for (size_t i = r->requests_done; rc == 0 && i < r->request_count; i++) {
-        const struct request *q = &r->requests[i];
-        if (!q->device || (before && before->device == q->device && before->stream == q->stream))
+        const struct target *q = r->requests[i].target;
+        if (!q || q == before)
             continue;
         pthread_mutex_lock(&q->device->lock);
         rc = memory_stream_after_caller(q->device->in, q->stream, e);
@@ -346,8 +350,8 @@ static int plan(struct running *g, struct err *e)
     struct dialling d;
     struct err ignored;
     dialling_begin(&d, r, r->request_count > r->requests_done ? r->conns_wanted : 0);
-    int rc = plan_create(&r->catalog, r->parts, r->requests + r->requests_done,
-                         r->request_count - r->requests_done, NULL, NULL, &g->plan, e);
+    int rc = plan_create(&r->catalog, r->requests + r->requests_done, r->request_count - r->requests_done,
+                         NULL, NULL, &g->plan, e);
     bool needed = rc == 0 && g->plan.item_count > 0;
     int dialled = dialling_end(&d, needed ? e : &ignored);
     return needed ? dialled : rc;

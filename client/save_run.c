@@ -234,10 +234,17 @@ static int check_indexes(struct part **parts, uint32_t world, struct err *e)
 {
     struct index_private *indexes = calloc(world, sizeof *indexes);
     int rc = indexes ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for checking the parts of %u ranks", world);
-    for (uint32_t i = 0; rc == 0 && i < world; i++)
+    for (uint32_t i = 0; rc == 0 && i < world; i++) {
         indexes[i] = *part_index(parts[i]);
+        indexes[i].owned = NULL; /* the part's */
+        rc = index_private_expand(&indexes[i], e);
+        if (rc < 0)
+            err_prepend(e, "part of rank %u", i);
+    }
     if (rc == 0)
         rc = index_check_set(indexes, world, e);
+    for (uint32_t i = 0; indexes && i < world; i++)
+        index_private_free(&indexes[i]);
     free(indexes);
     return rc;
 }

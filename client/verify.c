@@ -142,8 +142,9 @@ static void segment_name(const struct part *p, char out[2 * ID_BYTES + 1])
 static struct slice name_in_chunk(const struct part *p, uint32_t chunk)
 {
     const struct index_private *x = part_index(p);
+    struct tensor room;
     for (uint32_t i = 0; i < x->tensor_count; i++) {
-        const struct tensor *t = &x->tensors[i];
+        const struct tensor *t = index_tensor(x, i, &room);
         uint64_t chunks =
             t->bytes > CHUNK_PLAIN_BYTES_MAX / 4 ? (t->bytes - 1) / CHUNK_PLAIN_BYTES_MAX + 1 : 1;
         if (t->bytes > 0 && chunk >= t->first_chunk && chunk - t->first_chunk < chunks)
@@ -156,9 +157,9 @@ static struct slice name_in_chunk(const struct part *p, uint32_t chunk)
     return SLICE(NULL, 0);
 }
 
-static int chunk_good(void *arg, size_t item, uint8_t *plain, uint32_t n, struct err *e)
+static int chunk_good(void *arg, size_t item, uint8_t *plain, uint32_t n, bool there, struct err *e)
 {
-    (void)arg, (void)item, (void)plain, (void)n, (void)e;
+    (void)arg, (void)item, (void)plain, (void)n, (void)there, (void)e;
     return 0;
 }
 

@@ -363,6 +363,15 @@ static int names_add_tensors(struct names *s, const struct tensor *t, uint32_t n
     return 0;
 }
 
+static int alias_check(const struct index_private *x, uint32_t i, struct err *e)
+{
+    int r = name_check(x->aliases[i].name, TENSOR_NAME_BYTES_MAX, "alias", e);
+    if (r == 0 && x->aliases[i].tensor >= x->tensor_count)
+        r = err_set(e, ERR_INVALID, "alias %u names tensor %u; there are %u", i, x->aliases[i].tensor,
+                    x->tensor_count);
+    return r;
+}
+
 /* Names of tensors and aliases are one space, those of blobs another. */
 static int names_check(const struct index_private *x, struct err *e)
 {
@@ -373,12 +382,9 @@ static int names_check(const struct index_private *x, struct err *e)
     if (r == 0)
         r = names_add_tensors(&tensors, x->tensors, x->tensor_count, e);
     for (uint32_t i = 0; r == 0 && i < x->alias_count; i++) {
-        r = name_check(x->aliases[i].name, TENSOR_NAME_BYTES_MAX, "alias", e);
+        r = alias_check(x, i, e);
         if (r == 0)
             r = names_add(&tensors, &x->aliases[i].name, "alias", e);
-        if (r == 0 && x->aliases[i].tensor >= x->tensor_count)
-            r = err_set(e, ERR_INVALID, "alias %u names tensor %u; there are %u", i, x->aliases[i].tensor,
-                        x->tensor_count);
     }
     for (uint32_t i = 0; r == 0 && i < x->blob_count; i++) {
         r = name_check(x->blobs[i].name, NAME_BYTES_MAX, "blob", e);
@@ -513,36 +519,86 @@ static int head_take(struct rcur *c, uint32_t chunk_count, struct index_private 
     return 0;
 }
 
-/* One allocation: the arrays in falling order of alignment, then a copy of the bytes that names point into.
- */
-static int private_own(struct index_private *x, struct rcur *c, struct err *e)
+/* Arrays in falling order of alignment, in one allocation. */
+static int private_own(struct index_private *x, struct err *e)
 {
-    size_t tensors = x->tensor_count * sizeof *x->tensors, aliases = x->alias_count * sizeof *x->aliases;
-    size_t blobs = x->blob_count * sizeof *x->blobs, hashes = x->chunk_count * sizeof *x->plain_hashes;
-    uint8_t *p = malloc(tensors + aliases + blobs + hashes + c->left + 1);
+    size_t aliases = x->alias_count * sizeof *x->aliases, blobs = x->blob_count * sizeof *x->blobs;
+    size_t hashes = x->chunk_count * sizeof *x->plain_hashes, places = x->tensor_count * sizeof *x->places;
+    uint8_t *p = malloc(aliases + blobs + hashes + places + 1);
     if (!p)
         return err_set(e, ERR_NO_MEMORY, "no memory for an index of %u tensors", x->tensor_count);
     x->owned = p;
-    x->tensors = (struct tensor *)p;
-    x->aliases = (struct alias *)(p + tensors);
-    x->blobs = (struct blob *)(p + tensors + aliases);
-    x->plain_hashes = (struct hash128 *)(p + tensors + aliases + blobs);
-    uint8_t *bytes = p + tensors + aliases + blobs + hashes;
-    memcpy(bytes, c->p, c->left);
-    *c = rcur_of(bytes, c->left);
+    x->aliases = (struct alias *)p;
+    x->blobs = (struct blob *)(p + aliases);
+    x->plain_hashes = (struct hash128 *)(p + aliases + blobs);
+    x->places = (uint32_t *)(p + aliases + blobs + hashes);
     return 0;
 }
-static_assert(_Alignof(struct tensor) == 8 && _Alignof(struct alias) == 8 && _Alignof(struct blob) == 8,
+static_assert(_Alignof(struct alias) == 8 && _Alignof(struct blob) == 8 && _Alignof(struct hash128) <= 8 &&
+                  sizeof(struct hash128) % 8 == 0,
               "arrays may follow each other");
+static_assert(INDEX_BYTES_MAX <= UINT32_MAX, "places fit");
 
-static void private_take(struct rcur *c, struct index_private *x)
+/* The bytes of a tensor that tensor_check has seen. */
+static uint64_t bytes_of(const struct tensor *t)
 {
-    for (uint32_t i = 0; i < x->chunk_count; i++)
-        rcur_copy(c, &x->plain_hashes[i], HASH128_BYTES);
-    for (uint32_t i = 0; i < x->tensor_count; i++) {
-        x->tensors[i] = (struct tensor){0};
-        tensor_take(c, &x->tensors[i]);
+    uint64_t elements, bytes = 0;
+    check(elements_of(t->lengths, t->dims, &elements) && dtype_bytes(t->dtype, elements, &bytes, NULL) == 0);
+    return bytes;
+}
+
+const struct tensor *index_tensor(const struct index_private *x, uint32_t i, struct tensor *room)
+{
+    check(i < x->tensor_count);
+    if (x->tensors)
+        return &x->tensors[i];
+    struct rcur c = rcur_of(x->stored + x->places[i], x->stored_bytes - x->places[i]);
+    tensor_take(&c, room);
+    check(!c.failed); /* index_private_view saw to it */
+    room->bytes = bytes_of(room);
+    return room;
+}
+
+struct slice index_tensor_name(const struct index_private *x, uint32_t i)
+{
+    check(i < x->tensor_count);
+    if (x->tensors)
+        return x->tensors[i].name;
+    struct rcur c = rcur_of(x->stored + x->places[i], x->stored_bytes - x->places[i]);
+    return rcur_take16(&c);
+}
+
+static int tensor_place_check(const struct index_private *x, struct tensor *t,
+                              const struct chunk_entry *chunks, struct err *e)
+{
+    static const struct hash128 none;
+    char q[160];
+    struct err why;
+    if (tensor_check(t, &t->bytes, &why) < 0)
+        return err_set(e, ERR_CORRUPT, "index: %s", why.text);
+    if ((t->bytes == 0 || index_large(t->bytes)) && memcmp(&t->plain_hash, &none, sizeof none) != 0)
+        return err_set(e, ERR_CORRUPT, "index: tensor \"%s\" has a hash that only small ones have",
+                       err_quote(q, sizeof q, t->name.p, t->name.n));
+    int r = place_check(t->bytes, t->dtype, t->first_chunk, t->offset, chunks, x->chunk_count, e);
+    return r < 0 ? err_prepend(e, "index: tensor \"%s\"", err_quote(q, sizeof q, t->name.p, t->name.n)) : 0;
+}
+
+static int tensors_take(struct rcur *c, struct index_private *x, const struct chunk_entry *chunks,
+                        struct err *e)
+{
+    for (uint32_t i = 0; i < x->tensor_count && !c->failed; i++) {
+        struct tensor t = {0};
+        x->places[i] = (uint32_t)(c->p - x->stored);
+        tensor_take(c, &t);
+        int r = c->failed ? 0 : tensor_place_check(x, &t, chunks, e);
+        if (r < 0)
+            return r;
     }
+    return 0;
+}
+
+static void rest_take(struct rcur *c, struct index_private *x)
+{
     for (uint32_t i = 0; i < x->alias_count; i++) {
         x->aliases[i].name = rcur_take16(c);
         x->aliases[i].tensor = rcur_u32(c);
@@ -555,54 +611,85 @@ static void private_take(struct rcur *c, struct index_private *x)
     }
 }
 
-static int places_check(const struct index_private *x, const struct chunk_entry *chunks, struct err *e)
+/* All names but those of tensors, which tensor_check saw. */
+static int rest_check(const struct index_private *x, const struct chunk_entry *chunks, struct err *e)
 {
-    static const struct hash128 none;
     char q[160];
     struct err why;
-    for (uint32_t i = 0; i < x->tensor_count; i++) {
-        struct tensor *t = &x->tensors[i];
-        if (tensor_check(t, &t->bytes, &why) < 0)
+    for (uint32_t i = 0; i < x->alias_count; i++)
+        if (alias_check(x, i, &why) < 0)
             return err_set(e, ERR_CORRUPT, "index: %s", why.text);
-        if ((t->bytes == 0 || index_large(t->bytes)) && memcmp(&t->plain_hash, &none, sizeof none) != 0)
-            return err_set(e, ERR_CORRUPT, "index: tensor \"%s\" has a hash that only small ones have",
-                           err_quote(q, sizeof q, t->name.p, t->name.n));
-        int r = place_check(t->bytes, t->dtype, t->first_chunk, t->offset, chunks, x->chunk_count, e);
-        if (r < 0) {
-            (void)err_prepend(e, "index: tensor \"%s\"", err_quote(q, sizeof q, t->name.p, t->name.n));
-            return r;
-        }
-    }
     for (uint32_t i = 0; i < x->blob_count; i++) {
         struct blob *b = &x->blobs[i];
+        if (name_check(b->name, NAME_BYTES_MAX, "blob", &why) < 0)
+            return err_set(e, ERR_CORRUPT, "index: %s", why.text);
         int r = place_check(b->bytes, DTYPE_U8, b->first_chunk, b->offset, chunks, x->chunk_count, e);
-        if (r < 0) {
-            (void)err_prepend(e, "index: blob \"%s\"", err_quote(q, sizeof q, b->name.p, b->name.n));
-            return r;
-        }
+        if (r < 0)
+            return err_prepend(e, "index: blob \"%s\"", err_quote(q, sizeof q, b->name.p, b->name.n));
     }
     return 0;
+}
+
+int index_private_view(const void *p, size_t n, const struct chunk_entry *chunks, uint32_t count,
+                       struct index_private *out, struct err *e)
+{
+    struct index_private x = {.stored = p, .stored_bytes = n};
+    struct rcur c = rcur_of(p, n);
+    int r = n > INDEX_BYTES_MAX
+                ? err_set(e, ERR_CORRUPT, "index of %zu bytes; at most %u are possible", n, INDEX_BYTES_MAX)
+                : head_take(&c, count, &x, e);
+    if (r == 0)
+        r = private_own(&x, e);
+    if (r < 0)
+        return r;
+    for (uint32_t i = 0; i < x.chunk_count; i++)
+        rcur_copy(&c, &x.plain_hashes[i], HASH128_BYTES);
+    r = tensors_take(&c, &x, chunks, e);
+    if (r == 0)
+        rest_take(&c, &x);
+    if (r == 0)
+        r = rcur_end(&c, "index", e);
+    if (r == 0)
+        r = rest_check(&x, chunks, e);
+    if (r < 0)
+        index_private_free(&x);
+    else
+        *out = x;
+    return r;
+}
+
+int index_private_expand(struct index_private *x, struct err *e)
+{
+    struct err why;
+    struct tensor *tensors = malloc(x->tensor_count * sizeof *tensors + 1);
+    if (!tensors)
+        return err_set(e, ERR_NO_MEMORY, "no memory for an index of %u tensors", x->tensor_count);
+    for (uint32_t i = 0; i < x->tensor_count; i++) {
+        tensors[i] = (struct tensor){0};
+        (void)index_tensor(x, i, &tensors[i]);
+    }
+    x->tensors = x->expanded = tensors;
+    if (names_check(x, &why) == 0)
+        return 0;
+    return err_set(e, why.class == ERR_NO_MEMORY ? why.class : ERR_CORRUPT, "index: %s", why.text);
 }
 
 int index_private_decode(const void *p, size_t n, const struct chunk_entry *chunks, uint32_t count,
                          struct index_private *out, struct err *e)
 {
-    struct index_private x = {0};
-    struct rcur c = rcur_of(p, n);
-    struct err why;
-    int r = n > INDEX_BYTES_MAX
-                ? err_set(e, ERR_CORRUPT, "index of %zu bytes; at most %u are possible", n, INDEX_BYTES_MAX)
-                : head_take(&c, count, &x, e);
-    if (r == 0)
-        r = private_own(&x, &c, e);
-    if (r < 0)
+    struct index_private x;
+    uint8_t *copy = malloc(n + 1);
+    if (!copy)
+        return err_set(e, ERR_NO_MEMORY, "no memory for an index of %zu bytes", n);
+    if (n > 0)
+        memcpy(copy, p, n);
+    int r = index_private_view(copy, n, chunks, count, &x, e);
+    if (r < 0) {
+        free(copy);
         return r;
-    private_take(&c, &x);
-    r = rcur_end(&c, "index", e);
-    if (r == 0)
-        r = places_check(&x, chunks, e);
-    if (r == 0 && names_check(&x, &why) < 0)
-        r = err_set(e, why.class == ERR_NO_MEMORY ? why.class : ERR_CORRUPT, "index: %s", why.text);
+    }
+    x.copy = copy;
+    r = index_private_expand(&x, e);
     if (r < 0)
         index_private_free(&x);
     else
@@ -615,5 +702,7 @@ void index_private_free(struct index_private *x)
     if (!x)
         return;
     free(x->owned);
+    free(x->expanded);
+    free(x->copy);
     *x = (struct index_private){0};
 }

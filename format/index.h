@@ -80,10 +80,11 @@ struct blob {
     uint32_t offset;
 };
 
-/* What the sealed part holds. Arrays and names belong to whoever filled it; a decoded one owns a single
- * allocation, freed by index_private_free. */
+/* What the sealed part holds. Arrays and names belong to whoever filled it; those of a decoded one are freed
+ * by index_private_free. Of a view, tensors stay in the stored bytes, a quarter as large, and are taken out
+ * one by one: a checkpoint may have millions. */
 struct index_private {
-    struct tensor *tensors;
+    struct tensor *tensors; /* NULL in a view: see index_tensor */
     uint32_t tensor_count;
     struct alias *aliases;
     uint32_t alias_count;
@@ -91,14 +92,26 @@ struct index_private {
     uint32_t blob_count;
     struct hash128 *plain_hashes; /* one per chunk */
     uint32_t chunk_count;
-    void *owned;
+    const uint8_t *stored; /* of a view: the bytes, and where in them each tensor begins */
+    size_t stored_bytes;
+    uint32_t *places;
+    void *owned, *expanded, *copy;
 };
 
 must_check int index_private_encode(const struct index_private *x, struct buf *out, struct err *e);
 /* Checks names, dtypes, boxes within shapes, places within the chunk table, duplicate names and aliases. */
 must_check int index_private_decode(const void *p, size_t n, const struct chunk_entry *chunks, uint32_t count,
                                     struct index_private *out, struct err *e);
+/* The same without a copy: p must stay as it is until index_private_free. That no name is there twice is not
+ * checked. */
+must_check int index_private_view(const void *p, size_t n, const struct chunk_entry *chunks, uint32_t count,
+                                  struct index_private *out, struct err *e);
+/* Gives a view its array of tensors, and checks that no name is there twice. */
+must_check int index_private_expand(struct index_private *x, struct err *e);
 void index_private_free(struct index_private *x);
+/* Tensor i: in the array, or taken out of a view into *room, of which only its dimensions are written. */
+const struct tensor *index_tensor(const struct index_private *x, uint32_t i, struct tensor *room);
+struct slice index_tensor_name(const struct index_private *x, uint32_t i);
 
 /* Checks one tensor's description (name, dtype, dims, box inside shape, packing) and computes its bytes. Used
  * before a save and after decoding. Errors name the tensor. */

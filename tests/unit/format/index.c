@@ -171,6 +171,51 @@ static void bad_chunks_are_refused_by_number(void **state)
     buf_free(&b);
 }
 
+static void a_view_is_the_same(const uint8_t *p, size_t n, const struct index_private *decoded)
+{
+    struct index_private view;
+    assert_int_equal(index_private_view(p, n, chunks, 5, &view, NULL), 0);
+    assert_true(view.tensor_count == decoded->tensor_count && view.alias_count == decoded->alias_count &&
+                view.blob_count == decoded->blob_count && !view.tensors);
+    for (uint32_t i = 0; i < view.tensor_count; i++) {
+        struct tensor room = {0};
+        const struct tensor *s = &decoded->tensors[i], *t = index_tensor(&view, i, &room);
+        assert_true(slice_eq(s->name, t->name) && slice_eq(s->name, index_tensor_name(&view, i)));
+        assert_true(s->dtype == t->dtype && s->dims == t->dims && s->bytes == t->bytes &&
+                    s->first_chunk == t->first_chunk && s->offset == t->offset);
+        assert_memory_equal(s->shape, t->shape, sizeof s->shape);
+        assert_memory_equal(s->offsets, t->offsets, sizeof s->offsets);
+        assert_memory_equal(s->lengths, t->lengths, sizeof s->lengths);
+        assert_memory_equal(&s->plain_hash, &t->plain_hash, HASH128_BYTES);
+        assert_ptr_equal(index_tensor(decoded, i, &room), s);
+    }
+    index_private_free(&view);
+}
+
+/* A view leaves names that are there twice to whoever compares them. */
+static void a_name_used_twice_is_found_when_expanded(void **state)
+{
+    (void)state;
+    struct index_private x = an_index(), y;
+    struct buf b = {0};
+    struct err e;
+    assert_int_equal(index_private_encode(&x, &b, NULL), 0);
+    const char *first = "tied"; /* an alias: give it the name of a tensor, of as many bytes */
+    uint8_t *at = memmem(b.p, b.n, first, 4);
+    assert_non_null(at);
+    uint32_t i = 0;
+    while (i < x.tensor_count && x.tensors[i].name.n != 4)
+        i++;
+    assert_true(i < x.tensor_count);
+    memcpy(at, x.tensors[i].name.p, 4);
+    assert_int_equal(index_private_decode(b.p, b.n, chunks, 5, &y, &e), -EBADMSG);
+    assert_non_null(strstr(e.text, "twice"));
+    assert_int_equal(index_private_view(b.p, b.n, chunks, 5, &y, &e), 0);
+    assert_int_equal(index_private_expand(&y, &e), -EBADMSG);
+    index_private_free(&y);
+    buf_free(&b);
+}
+
 static void private_part_comes_back(void **state)
 {
     (void)state;
@@ -180,6 +225,7 @@ static void private_part_comes_back(void **state)
     uint8_t *copy = malloc(b.n);
     memcpy(copy, b.p, b.n);
     assert_int_equal(index_private_decode(copy, b.n, chunks, 5, &y, NULL), 0);
+    a_view_is_the_same(copy, b.n, &y);
     memset(copy, 0xee, b.n);
     free(copy);
     assert_true(y.tensor_count == 6 && y.alias_count == 1 && y.blob_count == 2 && y.chunk_count == 5);
@@ -398,6 +444,7 @@ int main(void)
         cmocka_unit_test(public_part_comes_back),
         cmocka_unit_test(bad_chunks_are_refused_by_number),
         cmocka_unit_test(private_part_comes_back),
+        cmocka_unit_test(a_name_used_twice_is_found_when_expanded),
         cmocka_unit_test(counts_are_bounded_by_the_bytes_behind_them),
         cmocka_unit_test(places_outside_the_chunks_are_refused),
         cmocka_unit_test(names_are_opaque_but_held_to_their_rules),
