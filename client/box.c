@@ -38,6 +38,23 @@ static int packed_strides(uint32_t dims, const uint64_t *lengths, int64_t *out, 
     return 0;
 }
 
+static uint64_t magnitude(int64_t v)
+{
+    return v < 0 ? 0 - (uint64_t)v : (uint64_t)v;
+}
+
+/* So many steps in one dimension lead to the same place as so many in the other, the fewest that do. */
+static bool meet(uint64_t a_length, int64_t a_stride, uint64_t b_length, int64_t b_stride)
+{
+    uint64_t a = magnitude(a_stride), b = magnitude(b_stride), x = a, y = b;
+    while (y != 0) { /* x: the greatest common divisor */
+        uint64_t rest = x % y;
+        x = y;
+        y = rest;
+    }
+    return b / x < a_length && a / x < b_length;
+}
+
 static int no_sharing(uint32_t dims, const uint64_t *lengths, const int64_t *strides, struct err *e)
 {
     for (uint32_t i = 0; i < dims; i++)
@@ -47,6 +64,14 @@ static int no_sharing(uint32_t dims, const uint64_t *lengths, const int64_t *str
                            "other; give it "
                            "memory of its own",
                            i, (unsigned long long)lengths[i]);
+    for (uint32_t i = 0; i < dims; i++)
+        for (uint32_t k = i + 1; k < dims; k++)
+            if (lengths[i] > 1 && lengths[k] > 1 && meet(lengths[i], strides[i], lengths[k], strides[k]))
+                return err_set(e, ERR_INVALID,
+                               "strides %lld and %lld in dimensions %u and %u, of lengths %llu and %llu: "
+                               "elements would be written over each other; give it memory of its own",
+                               (long long)strides[i], (long long)strides[k], i, k,
+                               (unsigned long long)lengths[i], (unsigned long long)lengths[k]);
     return 0;
 }
 
@@ -73,7 +98,7 @@ int box_strides(enum dtype dtype, uint32_t dims, const uint64_t *lengths, const 
     int rc = packed_strides(dims, lengths, packed, e);
     bool is_packed = all_zero(dims, elements);
     const int64_t *from = is_packed ? packed : elements;
-    if (rc == 0 && writable)
+    if (rc == 0 && writable && !is_packed)
         rc = no_sharing(dims, lengths, from, e);
     if (rc == 0 && dtype_pack(dtype) > 1 && !is_packed)
         rc = must_be_packed(dims, lengths, elements, packed, e);

@@ -19,7 +19,8 @@
 
 /* Strides in bytes of a box in memory, from strides in elements; all zero: packed row-major. Packed dtypes
  * (several elements to a byte) must be packed: ERR_INVALID; the stride of their last dimension reads 1.
- * writable: no two elements may share a place through a stride of 0 (ERR_INVALID). ERR_LIMIT on overflow. */
+ * writable: no two elements may share a place through a stride of 0, or through those of two dimensions
+ * (ERR_INVALID); what takes three is not seen. ERR_LIMIT on overflow. */
 must_check int box_strides(enum dtype dtype, uint32_t dims, const uint64_t *lengths, const int64_t *elements,
                            bool writable, int64_t *bytes, struct err *e);
 /* Bytes from the first element to the lowest one (at most 0), and behind the highest one, of a box that is

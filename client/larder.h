@@ -317,8 +317,9 @@ LARDER_API int larder_restore_find(struct larder_restore *r, const char *name, s
 /* "key", "value" by number; -ENOENT past the end. */
 LARDER_API int larder_restore_label(struct larder_restore *r, size_t i, const char **key, const char **value);
 /* Asks for a box of a tensor into t->data with t->strides. Checked strictly: -ENOENT (missing), -EILSEQ
- * (dtype or shape differ; shape may be left all zero to take what is saved), by name. Nothing is read before
- * larder_restore_run. */
+ * (dtype or shape differ; shape may be left all zero to take what is saved), by name; -EINVAL where the
+ * strides of one or two dimensions put elements over each other. That boxes asked for do not lie over each
+ * other is the caller's part. Nothing is read before larder_restore_run. */
 LARDER_API int larder_restore_add(struct larder_restore *r, const struct larder_tensor *t,
                                   struct larder_error *e);
 /* Reads, verifies, decrypts, decompresses and places all that was asked for; each stored chunk is read once.

@@ -250,6 +250,43 @@ static void bad_strides_are_refused(void **state)
     assert_int_equal(box_strides(DTYPE_F32, 2, lengths, huge, false, out, &e), -E2BIG);
 }
 
+/* Does any place hold two elements? */
+static bool share(const uint64_t *lengths, const int64_t *strides)
+{
+    uint8_t taken[256] = {0};
+    for (uint64_t i = 0; i < lengths[0]; i++)
+        for (uint64_t k = 0; k < lengths[1]; k++) {
+            uint8_t *at = &taken[128 + (int64_t)i * strides[0] + (int64_t)k * strides[1]];
+            if (*at)
+                return true;
+            *at = 1;
+        }
+    return false;
+}
+
+/* Every pair of small strides, against the model: what cannot be written without elements over each other is
+ * refused, all else is not. */
+static void strides_that_share_places_are_refused(void **state)
+{
+    (void)state;
+    int refused = 0, taken = 0;
+    for (int a = -9; a <= 9; a++)
+        for (int b = -9; b <= 9; b++)
+            for (uint64_t n = 1; n <= 5; n++)
+                for (uint64_t m = 1; m <= 5; m++) {
+                    uint64_t lengths[2] = {n, m};
+                    int64_t strides[2] = {a, b}, out[2];
+                    struct err e;
+                    if (a == 0 && b == 0)
+                        continue; /* packed */
+                    int rc = box_strides(DTYPE_F32, 2, lengths, strides, true, out, &e);
+                    assert_int_equal(rc, share(lengths, strides) ? -EINVAL : 0);
+                    assert_int_equal(box_strides(DTYPE_F32, 2, lengths, strides, false, out, &e), 0);
+                    rc < 0 ? refused++ : taken++;
+                }
+    assert_true(refused > 1000 && taken > 1000);
+}
+
 static uint64_t volume(uint32_t dims, const struct box *b)
 {
     uint64_t v = 1;
@@ -321,6 +358,7 @@ int main(void)
         cmocka_unit_test(boxes_are_few_strips),
         cmocka_unit_test(packed_dtypes_are_copied_by_bytes),
         cmocka_unit_test(bad_strides_are_refused),
+        cmocka_unit_test(strides_that_share_places_are_refused),
         cmocka_unit_test(cutting_is_the_model),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
