@@ -340,9 +340,11 @@ static int keep_box(struct larder_restore *r, const struct tensor *t, const int6
     static const int64_t zeros[TENSOR_DIMS_MAX];
     int64_t packed[TENSOR_DIMS_MAX];
     size_t n = t->dims * sizeof(uint64_t);
-    int rc = box_strides(t->dtype, t->dims, t->lengths, zeros, true, packed, e);
-    if (rc < 0 || (memcmp(t->lengths, t->shape, n) == 0 && memcmp(strides, packed, n) == 0))
-        return rc;
+    if (memcmp(t->lengths, t->shape, n) == 0) {
+        int rc = box_strides(t->dtype, t->dims, t->lengths, zeros, true, packed, e);
+        if (rc < 0 || memcmp(strides, packed, n) == 0)
+            return rc;
+    }
     uint64_t *box = names_alloc(&r->memory, 3 * n);
     if (!box)
         return err_set(e, ERR_NO_MEMORY, "no memory for a request");

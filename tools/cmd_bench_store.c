@@ -70,6 +70,27 @@ static uint64_t share_bytes(const struct bench_job *j)
     return each - each % 4096;
 }
 
+static char *put_number(char *to, uint64_t n)
+{
+    char digits[20];
+    int i = 0;
+    do
+        digits[i++] = (char)('0' + n % 10);
+    while (n /= 10);
+    while (i > 0)
+        *to++ = digits[--i];
+    return to;
+}
+
+/* Quickly: it is done while a restore is timed. */
+static void put_name(char *to, uint64_t rank, uint64_t i)
+{
+    memcpy(to, "rank", 4);
+    to = put_number(to + 4, rank);
+    *to++ = '.';
+    *put_number(to, i) = 0;
+}
+
 /* One-dimensional tensors; each rank has some whole ones of its own. */
 static void describe(const struct bench_job *j, uint64_t rank, const struct share *s, size_t i, char name[64],
                      struct larder_tensor *t)
@@ -78,7 +99,7 @@ static void describe(const struct bench_job *j, uint64_t rank, const struct shar
     uint64_t at = i * j->tensor_bytes;
     uint64_t bytes = s->bytes - at < j->tensor_bytes ? s->bytes - at : j->tensor_bytes;
     bench_dtype(j->data, &dtype);
-    snprintf(name, 64, "rank%llu.%zu", (unsigned long long)rank, i);
+    put_name(name, rank, i);
     *t = (struct larder_tensor){
         .name = name, .dtype = (enum larder_dtype)dtype, .dims = 1, .data = s->data + at};
     t->shape[0] = t->lengths[0] = bytes * 8 / dtype_bits(dtype);
