@@ -236,6 +236,7 @@ static void client_free(struct larder *c)
         channel_config_unref(c->config);
     credentials_free(&c->credentials);
     pthread_mutex_destroy(&c->feeds_lock);
+    spares_end(&c->sealed);
     free(c->path);
     if (c->own)
         munmap((void *)(uintptr_t)c->own, 4096);
@@ -276,6 +277,7 @@ int larder_open(const struct larder_options *options, struct larder **out, struc
     pthread_mutex_init(&c->device_lock, NULL);
     secrets_random(&c->incarnation, sizeof c->incarnation);
     pthread_mutex_init(&c->feeds_lock, NULL);
+    spares_init(&c->sealed);
     int rc = client_open(c, options, &e);
     if (rc < 0)
         client_free(c);

@@ -7,9 +7,10 @@
 #include <sys/types.h>
 
 #include "client/client.h"
+#include "client/spares.h"
 #include "gpudirect/pool.h"
 
-/* A chunk as it was copied, and then, in the same place, as it was sealed. */
+/* A chunk as it was copied, and then perhaps, in the same place, as it was sealed. */
 #define STAGING_SLOT_BYTES block_align(CHUNK_STORED_BYTES_MAX)
 
 struct larder {
@@ -23,6 +24,7 @@ struct larder {
     const uint8_t *own;       /* 1; a child of fork finds 0 there. NULL: the kernel does not do that */
     struct pool *staging;     /* NULL for a role that cannot save */
     struct saver *saver;      /* likewise */
+    struct spares sealed;     /* memory of chunks between compressing and the answer */
     atomic_bool staging_lost; /* a device may still write to a slot: the pool and the devices stay */
     pthread_mutex_t device_lock;
     struct device *devices;     /* under device_lock; see device.h */

@@ -80,8 +80,8 @@ struct part_writer_options {
     enum codec_level level;
     unsigned verify_percent;
     uint64_t in_flight_bytes; /* sent and not answered; 0: 32 MiB */
-    /* With it, part_writer_chunk takes `plain` over, seals into it (it has CHUNK_STORED_BYTES_MAX bytes), and
-     * gives it back here once the chunk was answered or has failed. On any thread, without locks. NULL: plain
+    /* With it, part_writer_chunk takes `plain` over, may seal into it (it has CHUNK_STORED_BYTES_MAX bytes),
+     * and gives it back here, at the latest once the chunk was answered or has failed. On any thread, without locks. NULL: plain
      * is only read, during the call. */
     void (*give)(void *arg, uint8_t *plain);
     void *give_arg;

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "client/clock.h"
+#include "client/opened.h"
 #include "client/part_private.h"
 #include "client/secrets.h"
 #include "format/base/pages.h"
@@ -30,16 +31,8 @@ struct sealed {
     struct list link; /* parked by number, or lost */
     uint32_t number, resends;
     struct chunk_entry entry;
-    uint8_t *bytes;
-    size_t room; /* at bytes; 0: they are the giver's */
-};
-
-/* Memory for sealed chunks is used again and again: taking it afresh would fault in every page of it. */
-#define SPARES_MAX  8u
-#define SPARE_ROUND ((size_t)256 << 10)
-struct spare {
-    uint8_t *p;
-    size_t room;
+    uint8_t *bytes;      /* sealed */
+    struct spare memory; /* where they lie; none: in that of the giver */
 };
 
 struct part_writer {
@@ -64,9 +57,7 @@ struct part_writer {
     uint64_t in_flight;     /* their bytes */
     struct list lost;       /* to be sent again */
     struct list gone;       /* to be freed once the lock is free */
-    struct spare spares[SPARES_MAX];
-    unsigned spare_count;
-    bool resuming; /* segment_create is under way again */
+    bool resuming;          /* segment_create is under way again */
     struct call resume;
     uint64_t give_up_ms; /* of the losses, since the last answer */
     uint64_t plain_bytes, stored_bytes, sent_bytes;
@@ -105,10 +96,10 @@ void part_writer_fail(struct part_writer *w, const struct err *e)
 
 static void sealed_free(const struct part_writer_options *o, struct sealed *s)
 {
-    if (s->bytes && s->room == 0)
+    if (s->memory.p)
+        spares_give(&o->client->sealed, &s->memory);
+    else if (s->bytes)
         o->give(o->give_arg, s->bytes);
-    else
-        free(s->bytes);
     free(s);
 }
 
@@ -126,37 +117,12 @@ static void unlock(struct part_writer *w)
         sealed_free(&o, container_of(it, struct sealed, link));
 }
 
-/* With the lock held. */
-static void sealed_spare(struct part_writer *w, struct sealed *s)
-{
-    if (s->room > 0 && w->spare_count < SPARES_MAX) {
-        w->spares[w->spare_count++] = (struct spare){s->bytes, s->room};
-        s->bytes = NULL;
-    }
-    list_add_tail(&w->gone, &s->link);
-}
-
-/* Memory for n sealed bytes; NULL: none. */
-static uint8_t *spare_take(struct part_writer *w, size_t n, size_t *room)
-{
-    struct spare found = {NULL, (n + SPARE_ROUND - 1) / SPARE_ROUND * SPARE_ROUND};
-    pthread_mutex_lock(&w->lock);
-    for (unsigned i = w->spare_count; !found.p && i-- > 0;)
-        if (w->spares[i].room >= n) {
-            found = w->spares[i];
-            w->spares[i] = w->spares[--w->spare_count];
-        }
-    pthread_mutex_unlock(&w->lock);
-    *room = found.room;
-    return found.p ? found.p : pages_alloc(found.room);
-}
-
 /* With the lock held: a placed chunk leaves memory. */
 static void chunk_gone(struct part_writer *w, struct sealed *s)
 {
     w->alive--;
     w->in_flight -= s->entry.stored_bytes;
-    sealed_spare(w, s);
+    list_add_tail(&w->gone, &s->link);
     pthread_cond_broadcast(&w->changed);
 }
 
@@ -385,16 +351,16 @@ static void place_and_send(struct part_writer *w)
 }
 
 /* The C14 sample: is what is about to be sent what was given? */
-static int decode_again(struct part_scratch *sc, const struct sealed *s, size_t payload, const void *plain,
-                        struct err *e)
+static int decode_again(struct part_scratch *sc, const struct sealed *s, const uint8_t *payload, size_t n,
+                        const void *plain, struct err *e)
 {
     if (!sc->plain)
         sc->plain = pages_alloc(CHUNK_PLAIN_BYTES_MAX);
     if (!sc->plain)
         return err_set(e, ERR_NO_MEMORY, "no memory for decoding a chunk again");
     const struct chunk_entry *c = &s->entry;
-    int rc = codec_decode(sc->codec, (enum codec)c->codec, (enum dtype)c->dtype, sc->bytes, payload,
-                          sc->plain, c->plain_bytes, NULL, e);
+    int rc = codec_decode(sc->codec, (enum codec)c->codec, (enum dtype)c->dtype, payload, n, sc->plain,
+                          c->plain_bytes, NULL, e);
     if (rc == 0 && memcmp(sc->plain, plain, c->plain_bytes) != 0)
         rc = err_set(e, ERR_CORRUPT, "codec %s did not give back the bytes that it was given",
                      codec_name((enum codec)c->codec));
@@ -410,28 +376,40 @@ static bool in_sample(const struct part_writer *w, uint32_t number)
     return (x >> 16) % 100 < w->o.verify_percent;
 }
 
-static int seal_one(struct part_writer *w, struct part_scratch *sc, struct sealed *s, const void *plain,
+/* Compressed bytes are sealed and sent where they are, in memory that goes round fast and is in the cache.
+ * Plain ones are given back then; if they are to be, and no such memory is free, the sealed bytes take their
+ * place. */
+static int seal_one(struct part_writer *w, struct part_scratch *sc, struct sealed *s, uint8_t *plain,
                     struct err *e)
 {
+    const struct part_writer_options *o = &w->o;
     struct chunk_entry *c = &s->entry;
-    size_t payload = 0;
+    size_t n = 0;
     enum codec codec;
-    int rc = codec_encode(sc->codec, w->o.level, (enum dtype)c->dtype, plain, c->plain_bytes, sc->bytes,
-                          &payload, &codec, &w->plain_hashes[s->number], e);
-    if (rc < 0)
-        return rc;
-    c->codec = (uint8_t)codec;
-    if (in_sample(w, s->number))
-        rc = decode_again(sc, s, payload, plain, e);
+    bool own =
+        spares_take(&o->client->sealed, codec_payload_max(c->plain_bytes) + TAG_BYTES, o->give, &s->memory);
+    uint8_t *payload = own ? s->memory.p : sc->bytes;
+    s->bytes = own ? payload : o->give ? plain : NULL;
+    if (!s->bytes)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a chunk of %u bytes", c->plain_bytes);
+    int rc = codec_encode(sc->codec, o->level, (enum dtype)c->dtype, plain, c->plain_bytes, payload, &n,
+                          &codec, &w->plain_hashes[s->number], e);
+    if (rc == 0) {
+        c->codec = (uint8_t)codec;
+        if (in_sample(w, s->number))
+            rc = decode_again(sc, s, payload, n, plain, e);
+    }
+    if (own && o->give)
+        o->give(o->give_arg, plain);
+    if (own && rc == 0 && codec == CODEC_ZERO) { /* nothing to keep until all before it have their places */
+        spares_give(&o->client->sealed, &s->memory);
+        s->bytes = NULL;
+    }
     if (rc < 0 || codec == CODEC_ZERO)
         return rc;
-    c->stored_bytes = (uint32_t)payload + TAG_BYTES;
-    if (!w->o.give)
-        s->bytes = spare_take(w, c->stored_bytes, &s->room);
-    if (!s->bytes)
-        return err_set(e, ERR_NO_MEMORY, "no memory for a chunk of %u bytes", c->stored_bytes);
-    return seal_chunk(w->seal, sc->seal, s->number, c->plain_bytes, codec, (enum dtype)c->dtype, sc->bytes,
-                      payload, s->bytes, &c->stored_hash, e);
+    c->stored_bytes = (uint32_t)n + TAG_BYTES;
+    return seal_chunk(w->seal, sc->seal, s->number, c->plain_bytes, codec, (enum dtype)c->dtype, payload, n,
+                      s->bytes, &c->stored_hash, e);
 }
 
 /* Waits while enough is on its way. The calls on their way have deadlines, so this ends. */
@@ -444,7 +422,7 @@ static int wait_for_room(struct part_writer *w, struct err *e)
 }
 
 /* NULL: no memory. */
-static struct sealed *sealed_create(struct part_writer *w, uint32_t number, enum dtype dtype, uint8_t *plain,
+static struct sealed *sealed_create(struct part_writer *w, uint32_t number, enum dtype dtype,
                                     uint32_t plain_bytes)
 {
     struct sealed *s = calloc(1, sizeof *s);
@@ -452,15 +430,15 @@ static struct sealed *sealed_create(struct part_writer *w, uint32_t number, enum
         return NULL;
     s->writer = w;
     s->number = number;
-    s->bytes = w->o.give ? plain : NULL;
     s->entry = (struct chunk_entry){.plain_bytes = plain_bytes, .dtype = (uint8_t)dtype};
     list_init(&s->link);
     return s;
 }
 
-static int wait_and_seal(struct part_writer *w, struct part_scratch *sc, struct sealed *s, const void *plain,
+static int wait_and_seal(struct part_writer *w, struct part_scratch *sc, struct sealed *s, uint8_t *plain,
                          struct err *e)
 {
+    s->bytes = w->o.give ? plain : NULL;
     pthread_mutex_lock(&w->lock);
     int rc = wait_for_room(w, e);
     unlock(w);
@@ -473,7 +451,7 @@ int part_writer_chunk(struct part_writer *w, struct part_scratch *sc, uint32_t n
                       void *plain, uint32_t plain_bytes, struct err *e)
 {
     check(number < w->o.chunks && plain_bytes > 0 && plain_bytes <= CHUNK_PLAIN_BYTES_MAX);
-    struct sealed *s = sealed_create(w, number, dtype, plain, plain_bytes);
+    struct sealed *s = sealed_create(w, number, dtype, plain_bytes);
     if (!s) {
         if (w->o.give)
             w->o.give(w->o.give_arg, plain);
@@ -691,8 +669,6 @@ static void writer_release(struct part_writer *w)
         for (uint32_t i = 0; i < w->o.chunks; i++)
             if (w->parked[i])
                 sealed_free(&w->o, w->parked[i]);
-    while (w->spare_count > 0)
-        free(w->spares[--w->spare_count].p);
     seal_free(w->seal);
     free(w->entries);
     free(w->plain_hashes);

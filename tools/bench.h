@@ -29,7 +29,8 @@ bool bench_dtype(const char *kind, enum dtype *out);
 enum stage {
     STAGE_MEMCPY,
     STAGE_CHECKSUM,
-    STAGE_AES_GCM, /* sealing chunks, through format/seal */
+    STAGE_AES_GCM,  /* sealing chunks, through format/seal */
+    STAGE_LANE_TAG, /* the tag over a frame on the bulk lane, of one end */
     STAGE_ZSTD,
     STAGE_PLANES_ENCODE,
     STAGE_PLANES_DECODE,

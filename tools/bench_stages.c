@@ -18,6 +18,7 @@
 #include "format/base/hash.h"
 #include "format/base/pages.h"
 #include "format/channel.h"
+#include "format/lane.h"
 #include "format/pki.h"
 #include "format/seal.h"
 #include "format/version.h"
@@ -33,8 +34,8 @@
 const char *stage_name(enum stage s)
 {
     static const char *const names[STAGE_COUNT] = {
-        "memcpy",       "checksum XXH3-128", "AES-256-GCM", "zstd level 1", "planes encode", "planes decode",
-        "loopback TCP", "TLS 1.3",           "disk write",  "disk read",    "cached read"};
+        "memcpy",        "checksum XXH3-128", "AES-256-GCM", "lane tag",   "zstd level 1", "planes encode",
+        "planes decode", "loopback TCP",      "TLS 1.3",     "disk write", "disk read",    "cached read"};
     return names[s];
 }
 
@@ -149,6 +150,7 @@ struct memory_run {
     uint8_t *from, *to;
     struct seal *seal;
     struct seal_state *seal_state;
+    struct lane_mac *mac;
     struct dek dek;
     uint64_t sum; /* keeps the checksum from being dropped */
 };
@@ -170,6 +172,7 @@ static int seal_begin(struct memory_run *m)
 
 static int memory_pass(enum stage s, struct memory_run *m)
 {
+    uint8_t tag[LANE_TAG_BYTES];
     if (s == STAGE_AES_GCM && seal_begin(m) < 0)
         return -EIO;
     for (size_t at = 0; at < WORK_BYTES; at += CHUNK) {
@@ -177,6 +180,8 @@ static int memory_pass(enum stage s, struct memory_run *m)
             memcpy(m->to + at, m->from + at, CHUNK);
         else if (s == STAGE_CHECKSUM)
             m->sum += hash128(m->from + at, CHUNK).bytes[0];
+        else if (s == STAGE_LANE_TAG)
+            lane_mac_tag(m->mac, SLICE(m->from + at, CHUNK), SLICE(NULL, 0), tag);
         else if (seal_chunk(m->seal, m->seal_state, (uint32_t)(at / CHUNK), CHUNK, CODEC_RAW, DTYPE_U8,
                             m->from + at, CHUNK, m->to + at / CHUNK * (CHUNK + 64), NULL, NULL) < 0)
             return -EIO;
@@ -186,11 +191,15 @@ static int memory_pass(enum stage s, struct memory_run *m)
 
 static void measure_memory(enum stage s, const char *data, double seconds, struct stage_figures *out)
 {
-    struct memory_run m = {
-        .from = pages(WORK_BYTES), .to = pages(WORK_BYTES + 4096), .seal_state = seal_state_create()};
+    static const uint8_t key[LANE_KEY_BYTES] = {1};
+    struct memory_run m = {.from = pages(WORK_BYTES),
+                           .to = pages(WORK_BYTES + 4096),
+                           .seal_state = seal_state_create(),
+                           .mac = lane_mac_create(false, key)};
     double begun, best = 1e30;
     bool any = false;
-    int status = m.from && m.to && m.seal_state && bench_fill(data, 1, m.from, WORK_BYTES) ? 0 : -ENOMEM;
+    int status =
+        m.from && m.to && m.seal_state && m.mac && bench_fill(data, 1, m.from, WORK_BYTES) ? 0 : -ENOMEM;
     begun = clock_now_s();
     while (status == 0 && (!any || clock_now_s() - begun < seconds)) {
         double t = clock_now_s();
@@ -207,6 +216,7 @@ static void measure_memory(enum stage s, const char *data, double seconds, struc
     }
     seal_free(m.seal);
     seal_state_free(m.seal_state);
+    lane_mac_free(m.mac);
     secret_free(m.dek.key);
     free(m.from);
     free(m.to);
@@ -559,6 +569,7 @@ void stage_measure(enum stage s, const struct stage_work *w, struct stage_figure
     switch (s) {
     case STAGE_MEMCPY:
     case STAGE_CHECKSUM:
+    case STAGE_LANE_TAG:
     case STAGE_AES_GCM: measure_memory(s, w->data, w->seconds, out); break;
     case STAGE_ZSTD:
     case STAGE_PLANES_ENCODE:

@@ -483,6 +483,9 @@ static void bound_measure(const struct bench_job *j, double ratio, enum stage wi
     /* of stored bytes: cipher, checksum on both sides, the wire with both its ends, the disk */
     stored_cpu = f[STAGE_AES_GCM].cpu_s_per_gb + 2 * f[STAGE_CHECKSUM].cpu_s_per_gb + f[wire].cpu_s_per_gb +
                  f[disk].cpu_s_per_gb;
+    /* a lane that is written to covers every byte, at both ends; who reads trusts the chunk's own tag */
+    if (wire == STAGE_TCP && !j->restore)
+        stored_cpu += 2 * f[STAGE_LANE_TAG].cpu_s_per_gb;
     if (f[disk].gbps > 0)
         device = f[disk].gbps / ratio;
     out->direct = f[disk].direct;

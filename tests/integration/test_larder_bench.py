@@ -43,7 +43,7 @@ def test_codec_of_a_file(tmp_path):
 def test_limits(tmp_path):
     got = bench("limits", "--dir", tmp_path, "--stage-ms", 20, "--disk-bytes", "16M")
     stages = {s["stage"]: s for s in got["stages"]}
-    assert {"memcpy", "AES-256-GCM", "TLS 1.3", "loopback TCP", "disk read", "disk write", "planes encode"} <= set(stages)
+    assert {"memcpy", "AES-256-GCM", "lane tag", "TLS 1.3", "loopback TCP", "disk read", "disk write", "planes encode"} <= set(stages)
     assert all(s["gbps"] and s["gbps"] > 0 and s["cpu_s_per_gb"] > 0 for s in stages.values()), stages
     assert list(tmp_path.iterdir()) == []
 
