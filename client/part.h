@@ -91,6 +91,9 @@ must_check int part_writer_create(const struct part_writer_options *o, struct pa
 /* Blocks while in_flight_bytes are under way. Fails with the first error of any chunk. */
 must_check int part_writer_chunk(struct part_writer *w, struct part_scratch *s, uint32_t number,
                                  enum dtype dtype, void *plain, uint32_t plain_bytes, struct err *e);
+/* May be called once before part_writer_seal, while chunks are given: does then what can be done of the index
+ * before hashes are known. x as there; its plain hashes are not looked at. */
+must_check int part_writer_describe(struct part_writer *w, struct index_private *x, struct err *e);
 /* All chunks were given: waits for them, sends index and trailer, seals. x: tensors, aliases, blobs (plain
  * hashes are the writer's). Fills what join needs. */
 must_check int part_writer_seal(struct part_writer *w, struct index_private *x, struct commit_part *out,

@@ -23,6 +23,7 @@
 #define CALLS_MAX         48u /* the server takes at least 64 requests of one session */
 #define RESENDS_MAX       8u  /* of one chunk, for other reasons than a lost connection */
 #define INDEX_PIECE_BYTES (512u << 10)
+#define INDEX_CALLS       4u                 /* pieces under way at once */
 #define RESERVE_PER_CHUNK (2u * BLOCK_BYTES) /* tag, codec header, padding; table entry and plain hash */
 
 struct sealed {
@@ -48,6 +49,8 @@ struct part_writer {
     struct err err; /* the first failure; everything stops */
     struct chunk_entry *entries;
     struct hash128 *plain_hashes;
+    struct buf index; /* its own thread's, like the digest */
+    uint8_t index_digest[SHA256_BYTES];
     struct sealed **parked; /* by number */
     uint8_t *answered;      /* by number: 1: yes, 2: before the server was asked what it has */
     uint32_t next_place;    /* all chunks before it have their place */
@@ -476,36 +479,49 @@ int part_writer_chunk(struct part_writer *w, struct part_scratch *sc, uint32_t n
 
 /* ---- sealing the part ---- */
 
-static int build_index(struct part_writer *w, struct index_private *x, struct buf *index,
-                       size_t *public_bytes, struct err *e)
+int part_writer_describe(struct part_writer *w, struct index_private *x, struct err *e)
 {
-    struct buf private = {0};
-    uint8_t digest[SHA256_BYTES];
-    struct seal_state *st = seal_state_create();
-    x->plain_hashes = w->plain_hashes;
+    check(w->index.n == 0);
     x->chunk_count = w->o.chunks;
-    int rc = st ? index_public_encode(w->entries, w->o.chunks, index, e)
-                : err_set(e, ERR_NO_MEMORY, "no memory for a cipher");
+    buf_zeros(&w->index, index_public_bytes(w->o.chunks)); /* known last, like the hashes */
+    int rc = index_private_describe(x, &w->index, e);
+    x->chunk_count = 0;
+    return rc;
+}
+
+/* All chunks are placed: fills in what was not known before. */
+static int build_index(struct part_writer *w, struct index_private *x, struct err *e)
+{
+    struct buf table = {0}, *index = &w->index;
+    uint8_t digest[SHA256_BYTES];
+    size_t public_bytes = index_public_bytes(w->o.chunks);
+    int rc = index->n == 0 ? part_writer_describe(w, x, e) : 0;
+    if (rc == 0 && !buf_reserve(index, TAG_BYTES))
+        rc = err_set(e, ERR_NO_MEMORY, "no memory for the index");
     if (rc == 0)
-        rc = index_private_encode(x, &private, e);
+        rc = index_public_encode(w->entries, w->o.chunks, &table, e);
+    struct seal_state *st = seal_state_create();
+    if (rc == 0 && !st)
+        rc = err_set(e, ERR_NO_MEMORY, "no memory for a cipher");
     if (rc == 0) {
-        *public_bytes = index->n;
-        sha256(index->p, index->n, digest);
-        rc = buf_reserve(index, private.n + TAG_BYTES) ? 0
-                                                       : err_set(e, ERR_NO_MEMORY, "no memory for the index");
+        uint8_t *private = index->p + public_bytes;
+        size_t n = index->n - public_bytes;
+        memcpy(index->p, table.p, public_bytes);
+        sha256(index->p, public_bytes, digest);
+        x->plain_hashes = w->plain_hashes;
+        x->chunk_count = w->o.chunks;
+        index_private_hash(x, private);
+        x->plain_hashes = NULL;
+        x->chunk_count = 0;
+        rc = seal_index(w->seal, st, digest, private, n, private, e);
+        index->n += TAG_BYTES;
     }
-    if (rc == 0)
-        rc = seal_index(w->seal, st, digest, private.p, private.n, index->p + index->n, e);
-    if (rc == 0)
-        index->n += private.n + TAG_BYTES;
     if (rc == 0 && index->n > INDEX_BYTES_MAX)
         rc = err_set(e, ERR_LIMIT,
                      "the index of this part has %zu bytes, at most %u are allowed; save fewer or "
                      "shorter-named tensors per rank",
                      index->n, INDEX_BYTES_MAX);
-    x->plain_hashes = NULL;
-    x->chunk_count = 0;
-    buf_free(&private);
+    buf_free(&table);
     seal_state_free(st);
     return rc;
 }
@@ -522,35 +538,115 @@ static int call_simple(struct part_writer *w, uint16_t opcode, struct buf *b, st
     return rc;
 }
 
-static int send_index(struct part_writer *w, const struct buf *index, struct err *e)
+struct index_piece {
+    struct call call;
+    struct part_writer *writer;
+    bool flying;
+};
+
+static void piece_done(struct call *call)
+{
+    struct index_piece *p = container_of(call, struct index_piece, call);
+    struct part_writer *w = p->writer;
+    call_free(call);
+    pthread_mutex_lock(&w->lock);
+    p->flying = false;
+    pthread_cond_broadcast(&w->changed);
+    unlock(w);
+}
+
+/* Each has a deadline. */
+static bool piece_wait(struct part_writer *w, struct index_piece *p)
+{
+    pthread_mutex_lock(&w->lock);
+    while (p->flying)
+        pthread_cond_wait(&w->changed, &w->lock);
+    unlock(w);
+    return p->call.err.class == ERR_NONE;
+}
+
+static struct slice piece_at(const struct part_writer *w, size_t at, struct buf *message)
+{
+    size_t left = w->index.n - at;
+    buf_reset(message);
+    msg_segment_index_encode(&(struct msg_segment_index){.segment = w->header.segment_id, .offset = at},
+                             message);
+    return SLICE(w->index.p + at, left < INDEX_PIECE_BYTES ? left : INDEX_PIECE_BYTES);
+}
+
+/* Several at once. False: one failed, for whatever reason. */
+static bool send_pieces(struct part_writer *w)
+{
+    struct index_piece pieces[INDEX_CALLS] = {0};
+    struct buf b = {0};
+    bool good = true;
+    size_t at = 0;
+    for (unsigned i = 0; good && at < w->index.n; i = (i + 1) % INDEX_CALLS) {
+        struct index_piece *p = &pieces[i];
+        if (!(good = piece_wait(w, p)))
+            break;
+        struct slice tail = piece_at(w, at, &b);
+        at += tail.n;
+        if (!(good = !b.failed))
+            break;
+        *p = (struct index_piece){
+            .call = {.opcode = OP_SEGMENT_INDEX, .done = piece_done}, .writer = w, .flying = true};
+        conn_submit(w->o.conn, &p->call, SLICE(b.p, b.n), tail);
+    }
+    for (unsigned i = 0; i < INDEX_CALLS; i++)
+        good &= piece_wait(w, &pieces[i]);
+    buf_free(&b);
+    return good;
+}
+
+/* What failed is done again from the beginning, one after the other: the server passes over what it has, and
+ * each call outlives a lost connection. */
+static int send_index(struct part_writer *w, struct err *e)
 {
     struct buf b = {0};
     int rc = 0;
-    for (size_t at = 0; rc == 0 && at < index->n;) {
-        size_t n = index->n - at < INDEX_PIECE_BYTES ? index->n - at : INDEX_PIECE_BYTES;
-        buf_reset(&b);
-        msg_segment_index_encode(&(struct msg_segment_index){.segment = w->header.segment_id, .offset = at},
-                                 &b);
-        rc = call_simple(w, OP_SEGMENT_INDEX, &b, SLICE(index->p + at, n), e);
-        at += n;
+    for (size_t at = send_pieces(w) ? w->index.n : 0; rc == 0 && at < w->index.n;) {
+        struct slice tail = piece_at(w, at, &b);
+        rc = call_simple(w, OP_SEGMENT_INDEX, &b, tail, e);
+        at += tail.n;
     }
     buf_free(&b);
     return rc;
 }
 
-static int make_trailer(struct part_writer *w, const struct buf *index, size_t public_bytes,
-                        struct segment_trailer *t, struct err *e)
+static void *sum_index(void *arg)
+{
+    struct part_writer *w = arg;
+    sha256(w->index.p, w->index.n, w->index_digest);
+    return NULL;
+}
+
+/* A large one takes as long to digest as to send. */
+static int send_and_sum(struct part_writer *w, struct err *e)
+{
+    pthread_t thread;
+    bool beside =
+        w->index.n > INDEX_CALLS * INDEX_PIECE_BYTES && pthread_create(&thread, NULL, sum_index, w) == 0;
+    int rc = send_index(w, e);
+    if (beside)
+        pthread_join(thread, NULL);
+    else
+        sum_index(w);
+    return rc;
+}
+
+static int make_trailer(struct part_writer *w, struct segment_trailer *t, struct err *e)
 {
     *t = (struct segment_trailer){
         .version = SEGMENT_VERSION,
         .segment_id = w->header.segment_id,
-        .file_bytes = w->end_bytes + block_align(index->n) + BLOCK_BYTES,
+        .file_bytes = w->end_bytes + block_align(w->index.n) + BLOCK_BYTES,
         .index_offset = w->end_bytes,
-        .index_bytes = index->n,
-        .index_public_bytes = public_bytes,
+        .index_bytes = w->index.n,
+        .index_public_bytes = index_public_bytes(w->o.chunks),
         .chunks = w->o.chunks,
     };
-    sha256(index->p, index->n, t->index_digest);
+    memcpy(t->index_digest, w->index_digest, SHA256_BYTES);
     struct seal_state *st = seal_state_create();
     int rc = st ? seal_trailer(w->seal, st, t, e) : err_set(e, ERR_NO_MEMORY, "no memory for a cipher");
     seal_state_free(st);
@@ -584,19 +680,17 @@ static int publish(struct part_writer *w, const struct segment_trailer *t, struc
 
 int part_writer_seal(struct part_writer *w, struct index_private *x, struct commit_part *out, struct err *e)
 {
-    struct buf index = {0};
     struct segment_trailer t;
-    size_t public_bytes = 0;
     int rc = wait_for_answers(w, e);
     if (rc == 0)
-        rc = build_index(w, x, &index, &public_bytes, e);
+        rc = build_index(w, x, e);
     if (rc == 0)
-        rc = make_trailer(w, &index, public_bytes, &t, e);
+        rc = send_and_sum(w, e);
     if (rc == 0)
-        rc = send_index(w, &index, e);
+        rc = make_trailer(w, &t, e);
     if (rc == 0)
         rc = publish(w, &t, e);
-    buf_free(&index);
+    buf_free(&w->index);
     if (rc < 0)
         return err_prepend(e, "sealing part %u of step %llu of %s", w->o.rank, (unsigned long long)w->o.step,
                            w->o.run->name);
@@ -674,6 +768,7 @@ static void writer_release(struct part_writer *w)
     free(w->plain_hashes);
     free(w->parked);
     free(w->answered);
+    buf_free(&w->index);
     pthread_cond_destroy(&w->changed);
     pthread_mutex_destroy(&w->lock);
     free(w);

@@ -115,6 +115,9 @@ int larder_save_begin(struct larder *c, const struct larder_save_options *option
     if (!c->staging)
         return client_leave(
             err_set(&e, ERR_DENIED, "the credentials' role is reader; saving needs a writer's"), &e, error);
+    pthread_mutex_lock(&c->saver->lock);
+    saver_reap(c->saver); /* an older save's description goes before the next one grows */
+    pthread_mutex_unlock(&c->saver->lock);
     struct larder_save *s = calloc(1, sizeof *s);
     rc = s ? fill_save(s, c, &o, &e) : err_set(&e, ERR_NO_MEMORY, "no memory for a save");
     if (rc < 0) {

@@ -141,6 +141,17 @@ static int begin_part(struct larder_save *s, struct conn *conn, const struct run
     return 0;
 }
 
+/* What is known of the tables before the chunks are through is done beside them: there may be a million
+ * tensors. With one rank they also tell whether the part makes a checkpoint. */
+static int describe_part(struct larder_save *s, struct err *e)
+{
+    struct index_private x;
+    snapshot_index(&s->snapshot, &x);
+    if (s->world == 1 && index_check_set(&x, 1, &s->set_err) < 0)
+        check(s->set_err.class != ERR_NONE); /* told once the part has joined */
+    return part_writer_describe(s->writer, &x, e);
+}
+
 /* All chunks went through the workers, or the save failed. */
 static int wait_for_workers(struct larder_save *s, struct err *e)
 {
@@ -254,9 +265,8 @@ static int check_set(struct larder_save *s, struct conn *conn, const struct run 
                      struct err *e)
 {
     if (s->world == 1) {
-        struct index_private own;
-        snapshot_index(&s->snapshot, &own);
-        return index_check_set(&own, 1, e);
+        *e = s->set_err;
+        return -e->errnum;
     }
     struct commit_part *parts = calloc(s->world, sizeof *parts);
     struct part **opened = calloc(s->world, sizeof *opened);
@@ -442,6 +452,8 @@ static int save_steps(struct larder_save *s, struct conn **conn, struct run *run
         rc = attempt_register(s, *conn, run, e);
     if (rc == 0)
         rc = begin_part(s, *conn, run, e);
+    if (rc == 0)
+        rc = describe_part(s, e);
     if (rc == 0)
         rc = wait_for_workers(s, e);
     if (rc == 0)

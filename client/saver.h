@@ -52,8 +52,9 @@ struct larder_save {
     bool failed;                     /* err tells; the thread winds up and then sets state */
     bool seen;                       /* somebody was told of the failure */
     bool cancelled;
-    bool over; /* the thread waits for nothing more */
-    bool told; /* the thread's own: the server said that the save failed */
+    bool over;          /* the thread waits for nothing more */
+    struct err set_err; /* the thread's own: with one rank, why its part makes no checkpoint */
+    bool told;          /* the thread's own: the server said that the save failed */
     struct err err;
     struct lane *lanes; /* of the devices that it is on; see stage.h */
     unsigned lane_count;

@@ -430,6 +430,21 @@ static void take_item(const struct snapshot *s, uint32_t i, uint64_t offset, siz
     box_gather(&b, offset, n, out);
 }
 
+/* Tensors of a shared chunk that lie one behind the other, as in a flat buffer of parameters, are one copy:
+ * its bytes, from item i on. */
+static size_t run_of(const struct snapshot *s, uint32_t i, uint32_t *next)
+{
+    const struct item *item = item_at(s, i), *after;
+    size_t n = (size_t)item->bytes;
+    for (*next = item->next; !item->strides && *next != NO_ITEM; *next = after->next) {
+        after = item_at(s, *next);
+        if (after->strides || after->data != item->data + n)
+            break;
+        n += (size_t)after->bytes;
+    }
+    return n;
+}
+
 void snapshot_take(const struct snapshot *s, uint32_t chunk, uint8_t *out)
 {
     const struct planned_chunk *c = &s->chunks[chunk];
@@ -437,8 +452,8 @@ void snapshot_take(const struct snapshot *s, uint32_t chunk, uint8_t *out)
         take_item(s, c->first, c->offset, c->bytes, out);
         return;
     }
-    for (uint32_t i = c->first; i != NO_ITEM; i = item_at(s, i)->next) {
-        size_t n = (size_t)item_at(s, i)->bytes;
+    for (uint32_t i = c->first, next; i != NO_ITEM; i = next) {
+        size_t n = run_of(s, i, &next);
         take_item(s, i, 0, n, out);
         out += n;
     }
@@ -457,25 +472,15 @@ static int copy_strided(const struct snapshot *s, uint32_t i, uint64_t offset, s
     return transfer(d->out, &d->packer_out, MEMORY_OUT, &b, offset, n, out, e);
 }
 
-/* Tensors that lie one behind the other, as in a flat buffer of parameters, are one copy. */
 static int copy_shared(const struct snapshot *s, uint32_t first, struct device *d, uint8_t *out,
                        struct err *e)
 {
     int rc = 0;
     for (uint32_t i = first, next; rc == 0 && i != NO_ITEM; i = next) {
         const struct item *item = item_at(s, i);
-        size_t n = (size_t)item->bytes;
-        next = item->next;
-        if (item->strides) {
-            rc = copy_strided(s, i, 0, n, d, out, e);
-        } else {
-            while (next != NO_ITEM && !item_at(s, next)->strides &&
-                   item_at(s, next)->data == item->data + n) {
-                n += (size_t)item_at(s, next)->bytes;
-                next = item_at(s, next)->next;
-            }
-            rc = memory_copy(d->out, MEMORY_OUT, out, item->data, n, e);
-        }
+        size_t n = run_of(s, i, &next);
+        rc = item->strides ? copy_strided(s, i, 0, n, d, out, e)
+                           : memory_copy(d->out, MEMORY_OUT, out, item->data, n, e);
         out += n;
     }
     return rc;

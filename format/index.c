@@ -107,12 +107,17 @@ int chunk_entry_decode(const uint8_t in[CHUNK_ENTRY_BYTES], uint32_t number, str
     return r;
 }
 
+size_t index_public_bytes(uint32_t count)
+{
+    return PUBLIC_HEAD_BYTES + (size_t)count * CHUNK_ENTRY_BYTES;
+}
+
 int index_public_encode(const struct chunk_entry *chunks, uint32_t count, struct buf *out, struct err *e)
 {
     if (count > SEGMENT_CHUNKS_MAX)
         return err_set(e, ERR_LIMIT, "%u chunks in one segment; at most %u are possible", count,
                        SEGMENT_CHUNKS_MAX);
-    size_t start = out->n, bytes = PUBLIC_HEAD_BYTES + (size_t)count * CHUNK_ENTRY_BYTES;
+    size_t start = out->n, bytes = index_public_bytes(count);
     buf_zeros(out, bytes);
     int r = buf_end(out, "the chunk table", e);
     if (r < 0)
@@ -411,7 +416,6 @@ static int counts_check(const struct index_private *x, struct err *e)
 
 static void tensor_put(struct buf *b, const struct tensor *t)
 {
-    static const struct hash128 none;
     uint8_t fixed[TENSOR_FIXED_BYTES_MAX], *p = fixed;
     *p++ = (uint8_t)t->dtype;
     *p++ = (uint8_t)t->dims;
@@ -422,7 +426,7 @@ static void tensor_put(struct buf *b, const struct tensor *t)
     }
     le32_put(p, t->first_chunk);
     le32_put(p + 4, t->offset);
-    memcpy(p + 8, index_large(t->bytes) || t->bytes == 0 ? &none : &t->plain_hash, HASH128_BYTES);
+    memset(p + 8, 0, HASH128_BYTES);
     buf_put16(b, t->name);
     buf_put(b, fixed, (size_t)(p - fixed) + 8 + HASH128_BYTES);
 }
@@ -435,7 +439,7 @@ static void private_put(struct buf *b, const struct index_private *x)
     buf_u32(b, x->alias_count);
     buf_u32(b, x->blob_count);
     buf_u32(b, 0);
-    buf_put(b, x->plain_hashes, (size_t)x->chunk_count * HASH128_BYTES);
+    buf_zeros(b, (size_t)x->chunk_count * HASH128_BYTES);
     for (uint32_t i = 0; i < x->tensor_count; i++)
         tensor_put(b, &x->tensors[i]);
     for (uint32_t i = 0; i < x->alias_count; i++) {
@@ -450,7 +454,7 @@ static void private_put(struct buf *b, const struct index_private *x)
     }
 }
 
-int index_private_encode(const struct index_private *x, struct buf *out, struct err *e)
+int index_private_describe(const struct index_private *x, struct buf *out, struct err *e)
 {
     int r = counts_check(x, e);
     for (uint32_t i = 0; r == 0 && i < x->tensor_count; i++) {
@@ -471,6 +475,29 @@ int index_private_encode(const struct index_private *x, struct buf *out, struct 
     if (r == 0 && out->n - start > INDEX_BYTES_MAX)
         r = err_set(e, ERR_LIMIT, "index of %zu bytes; at most %u are possible: save it in several parts",
                     out->n - start, INDEX_BYTES_MAX);
+    return r;
+}
+
+void index_private_hash(const struct index_private *x, uint8_t *p)
+{
+    size_t hashes = (size_t)x->chunk_count * HASH128_BYTES;
+    if (hashes > 0)
+        memcpy(p + PRIVATE_HEAD_BYTES, x->plain_hashes, hashes);
+    p += PRIVATE_HEAD_BYTES + hashes;
+    for (uint32_t i = 0; i < x->tensor_count; i++) {
+        const struct tensor *t = &x->tensors[i];
+        p += TENSOR_BYTES_MIN - 1 + t->name.n + 24u * t->dims;
+        if (t->bytes > 0 && !index_large(t->bytes))
+            memcpy(p - HASH128_BYTES, &t->plain_hash, HASH128_BYTES);
+    }
+}
+
+int index_private_encode(const struct index_private *x, struct buf *out, struct err *e)
+{
+    size_t start = out->n;
+    int r = index_private_describe(x, out, e);
+    if (r == 0)
+        index_private_hash(x, out->p + start);
     return r;
 }
 

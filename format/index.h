@@ -48,6 +48,7 @@ must_check int chunk_entry_decode(const uint8_t in[CHUNK_ENTRY_BYTES], uint32_t 
 /* Public part: 32-byte head (checksum, magic, count) and the entries. */
 must_check int index_public_encode(const struct chunk_entry *chunks, uint32_t count, struct buf *out,
                                    struct err *e);
+size_t index_public_bytes(uint32_t count); /* that it appends */
 /* *chunks is malloc'ed for the caller. Checks that stored ranges ascend, do not overlap and end before
  * data_end (the index's offset). */
 must_check int index_public_decode(const void *p, size_t n, uint64_t data_end, struct chunk_entry **chunks,
@@ -99,6 +100,10 @@ struct index_private {
 };
 
 must_check int index_private_encode(const struct index_private *x, struct buf *out, struct err *e);
+/* The same in two steps, for hashes that are known last: all but them, which may still be written by others,
+ * and then, over the bytes at p that the first made of the same x, these. */
+must_check int index_private_describe(const struct index_private *x, struct buf *out, struct err *e);
+void index_private_hash(const struct index_private *x, uint8_t *p);
 /* Checks names, dtypes, boxes within shapes, places within the chunk table, duplicate names and aliases. */
 must_check int index_private_decode(const void *p, size_t n, const struct chunk_entry *chunks, uint32_t count,
                                     struct index_private *out, struct err *e);

@@ -335,11 +335,26 @@ static int set_create(struct set *s, const struct index_private *parts, uint32_t
                                                     .rank = i,
                                                     .alias = true};
     }
-    return world == 1 ? 0 : set_sort(s, e); /* within one part no name is there twice */
+    return set_sort(s, e);
+}
+
+/* Within one part no name is there twice: each tensor is looked at where it is. */
+static int check_one(const struct index_private *x, struct err *e)
+{
+    const struct entry *box;
+    struct set s = {.boxes = &box};
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < x->tensor_count; i++) {
+        struct entry t = {.name = &x->tensors[i].name, .tensor = &x->tensors[i], .part = x};
+        r = group_check(&s, &t, 1, e);
+    }
+    return r;
 }
 
 int index_check_set(const struct index_private *parts, uint32_t world, struct err *e)
 {
+    if (world == 1)
+        return check_one(parts, e);
     struct set s = {0};
     int r = set_create(&s, parts, world, e);
     for (size_t i = 0, end; r == 0 && i < s.count; i = end) {
