@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/dataset_blob.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +41,7 @@ static uint32_t group(const struct part *p, const uint32_t *numbers, uint32_t co
 
 struct chunk_reader {
     struct stored_set set;
-    uint8_t *plain;
+    uint8_t *plain, *second; /* second: stored bytes of a chunk that is read again; taken when needed */
     struct part_scratch *scratch;
 };
 
@@ -68,7 +69,28 @@ static void reader_free(struct chunk_reader *r)
     if (r->scratch)
         part_scratch_free(r->scratch);
     free(r->plain);
+    free(r->second);
     free(r->set.memory);
+}
+
+static int leave(void *arg, uint32_t number, uint8_t *stored, size_t n, struct err *e)
+{
+    (void)arg, (void)number, (void)stored, (void)n, (void)e;
+    return 0;
+}
+
+/* What came damaged is read once more, past the server's memory. */
+static int decode(struct chunk_reader *r, const struct part *p, struct conn *conn, uint32_t number,
+                  uint8_t *stored, struct err *e)
+{
+    int rc = part_decode(p, r->scratch, number, stored, r->plain, e);
+    if (rc != -EBADMSG)
+        return rc;
+    r->second = r->second ? r->second : malloc(CHUNK_STORED_BYTES_MAX);
+    if (!r->second)
+        return rc;
+    rc = part_fetch(p, conn, PART_AGAIN, &number, 1, r->second, CHUNK_STORED_BYTES_MAX, leave, NULL, e);
+    return rc < 0 ? rc : part_decode(p, r->scratch, number, r->second, r->plain, e);
 }
 
 int dataset_chunks_read(const struct part *p, struct conn *conn, const uint32_t *numbers, uint32_t count,
@@ -87,7 +109,7 @@ int dataset_chunks_read(const struct part *p, struct conn *conn, const uint32_t 
                         &r.set, e);
         for (uint32_t i = 0; rc == 0 && i < r.set.count; i++) {
             uint32_t number = r.set.numbers[i];
-            rc = part_decode(p, r.scratch, number, r.set.chunks[i], r.plain, e);
+            rc = decode(&r, p, conn, number, r.set.chunks[i], e);
             if (rc == 0)
                 rc = each(arg, number, r.plain, table[number].plain_bytes, e);
         }

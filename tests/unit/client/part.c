@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Goal: a disk that misreads a part's header, index or trailer once costs nobody what is in it; one that is
+ * Goal: a disk that misreads a part's header, trailer or chunk once costs nobody what is in it; one that is
  * damaged is told. Method: a dataset of one part on a server in memory, whose reads are changed on the way,
  * once or always.
  */
@@ -23,18 +23,26 @@
             fail_msg("%s: %d %s", #call, rc_, e.text); \
     } while (0)
 
+enum place { HEADER, TRAILER, CHUNK, PLACES };
+
 struct spoiler {
     unsigned times, done; /* reads to be changed, and those that were */
-    bool head;            /* the first byte of a segment; else the last of what is read of it */
+    enum place place;
 };
+
+/* Chunks are read by themselves, and these are not whole blocks. */
+static enum place place_of(uint64_t offset, size_t n)
+{
+    return offset == 0 ? HEADER : n % 4096 == 0 ? TRAILER : CHUNK;
+}
 
 static enum err_class reading(void *arg, bool published, uint32_t shard, uint64_t offset, uint8_t *p,
                               size_t n)
 {
     struct spoiler *x = arg;
     (void)published, (void)shard;
-    if (x->done < x->times && (offset == 0) == x->head) {
-        p[x->head ? 100 : n - 100] ^= 1;
+    if (x->done < x->times && place_of(offset, n) == x->place) {
+        p[x->place == HEADER ? 100 : x->place == TRAILER ? n - 100 : n / 2] ^= 1;
         x->done++;
     }
     return ERR_NONE;
@@ -60,8 +68,8 @@ static void import(struct larder *c)
 static void what_is_misread_once_is_opened(void **state)
 {
     (void)state;
-    for (int head = 0; head < 2; head++) {
-        struct spoiler x = {.head = head == 1};
+    for (enum place place = HEADER; place < PLACES; place++) {
+        struct spoiler x = {.place = place};
         struct larder_error e;
         struct shelf *s = shelf_start(&(struct shelf_options){.reading = reading, .arg = &x});
         struct larder *c = shelf_client(s, 1000);
@@ -71,7 +79,7 @@ static void what_is_misread_once_is_opened(void **state)
         GOOD(larder_dataset_open(c, "d", 0, &d, &e));
         assert_int_equal(x.done, 1);
         larder_dataset_close(d);
-        x = (struct spoiler){.head = head == 1, .times = 1000};
+        x = (struct spoiler){.place = place, .times = 1000};
         assert_int_equal(larder_dataset_open(c, "d", 0, &d, &e), -EBADMSG);
         assert_int_equal(e.kind, LARDER_CORRUPT);
         assert_int_equal(x.done, 2); /* it was looked at again */
