@@ -188,15 +188,20 @@ $(BUILD)/tests/fault/allocations: $(BUILD)/obj/tests/fault/allocations.o $(SUPPO
 	$(Q)$(LINK) $^ -o $@ -lcmocka $(FORMAT_LIBS) $(SERVER_LIBS) $(CLIENT_LIBS)
 
 # The simulator's campaign: one program of all files in tests/sim. Not the simulator's memory, but the server's runs out.
-# What the client calls of the system goes to the simulator.
+# What the client calls of the system goes to tests/sim/threads.c and sockets.c.
 SIMULATOR := $(filter $(BUILD)/obj/server/io/sim%,$(SERVER))
-CAMPAIGN_WRAPS := pthread_create pthread_join pthread_mutex_init pthread_mutex_destroy pthread_mutex_lock pthread_mutex_trylock \
-    pthread_mutex_unlock pthread_cond_init pthread_cond_destroy pthread_cond_wait pthread_cond_timedwait pthread_cond_signal \
-    pthread_cond_broadcast pthread_setname_np pthread_sigmask setpriority clock_gettime nanosleep getrandom getaddrinfo freeaddrinfo \
-    socket connect setsockopt getsockopt send recvmsg shutdown eventfd close read write poll secrets_load channel_config_create
-$(BUILD)/tests/sim/campaign: LDFLAGS += $(CAMPAIGN_WRAPS:%=-Wl,--wrap=%)
+SIMULATED := pthread_create pthread_join pthread_mutex_init pthread_mutex_destroy pthread_mutex_lock pthread_mutex_trylock \
+             pthread_mutex_unlock pthread_cond_init pthread_cond_destroy pthread_cond_wait pthread_cond_timedwait pthread_cond_signal \
+             pthread_cond_broadcast pthread_setname_np pthread_sigmask setpriority nice clock_gettime nanosleep getrandom \
+             getaddrinfo freeaddrinfo socket connect setsockopt getsockopt send recvmsg shutdown eventfd close read write poll
+simulated = $(patsubst $(BUILD)/obj/%,$(BUILD)/simulated/%,$(1))
+$(BUILD)/simulated/%.o: $(BUILD)/obj/%.o
+	$(Q)mkdir -p $(@D)
+	$(Q)objcopy $(foreach f,$(SIMULATED),--redefine-sym $(f)=simulated_$(f)) $< $@
+
+$(BUILD)/tests/sim/campaign: LDFLAGS += -Wl,--wrap=secrets_load -Wl,--wrap=channel_config_create
 $(BUILD)/tests/sim/campaign: $(call objects,$(wildcard tests/sim/*.c) tests/support/scarce.c) $(SIMULATOR) \
-    $(call scarce,$(filter-out $(SIMULATOR),$(SERVER)) $(FORMAT)) $(CLIENT) $(GPUDIRECT)
+    $(call scarce,$(filter-out $(SIMULATOR),$(SERVER)) $(FORMAT)) $(call simulated,$(CLIENT) $(GPUDIRECT))
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(LINK) $^ -o $@ $(FORMAT_LIBS) $(SERVER_LIBS) $(CLIENT_LIBS)

@@ -20,6 +20,10 @@ struct client {
 struct client *client_up(struct actor *a);
 void client_down(struct actor *a, struct client *c);
 
+/* What an error of the library means here: its class, noted; the seed fails if it must not happen. */
+struct larder_error;
+enum err_class client_failed(struct actor *a, const char *what, const struct larder_error *e);
+
 struct client_part {
     struct model_run *run;
     struct id attempt;

@@ -20,7 +20,7 @@ void moments_calm(struct plan *p)
     static const enum knob faults[] = {
         KNOB_CRASHES,   KNOB_STOPS,      KNOB_CUT,    KNOB_READ_ERROR,  KNOB_WRITE_ERROR, KNOB_SYNC_ERROR,
         KNOB_NO_SPACE,  KNOB_SHORT,      KNOB_TIGHT,  KNOB_SAME_BOOT,   KNOB_BAD_START,   KNOB_CORRUPT,
-        KNOB_MISDIRECT, KNOB_LOST_REPLY, KNOB_GHOSTS, KNOB_CLOCK_STEPS, KNOB_CLIENTS};
+        KNOB_MISDIRECT, KNOB_LOST_REPLY, KNOB_GHOSTS, KNOB_CLOCK_STEPS, KNOB_CLIENTS,     KNOB_FEEDERS};
     for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++)
         p->knob[faults[i]] = plan_knob_least(faults[i]);
     p->knob[KNOB_LOSE] = 1;

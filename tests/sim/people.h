@@ -32,6 +32,8 @@ void job_main(struct actor *a); /* arg: struct job */
 void job_free(struct job *j);
 void reader_main(struct actor *a); /* restores what it finds, until all jobs are done */
 void operator_main(struct actor *a);
+void importer_main(struct actor *a); /* feeding.c: both run the real client */
+void feeder_main(struct actor *a);
 void clock_main(struct actor *a); /* sets the wall clock, while there are faults */
 
 struct audit {

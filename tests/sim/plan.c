@@ -41,6 +41,7 @@ static const struct range ranges[KNOBS] = {
     [KNOB_OPERATOR] = {"operator", 0, 0, 1, false},
     [KNOB_DATASET] = {"dataset", 0, 0, 1, false},
     [KNOB_CLIENTS] = {"clients", 0, 1, 8, true},
+    [KNOB_FEEDERS] = {"feeders", 0, 1, 2, true},
     [KNOB_LOOPS] = {"loops", 1, 1, 2, false},
     [KNOB_FAIL_AT] = {"fail-at", 0, 0, 0, false},
     [KNOB_FAIL_ERRNO] = {"fail-errno", 0, 0, 0, false},

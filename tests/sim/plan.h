@@ -42,6 +42,7 @@ enum knob {
     KNOB_OPERATOR,
     KNOB_DATASET, /* whether the second job imports into a dataset */
     KNOB_CLIENTS, /* of 8 ranks and readers so many run the real client */
+    KNOB_FEEDERS, /* real clients that feed from a dataset that another imports */
     KNOB_LOOPS,   /* of the server */
     /* One thing goes wrong, at one moment; never drawn. */
     KNOB_FAIL_AT,    /* number of the operation of the server's disk that fails; 0: none */

@@ -2,9 +2,9 @@
 /*
  * A process that runs the real client library. Its threads are fibers, which change places where they call
  * the system; at each such call the seed may let others go first. What they call goes to the simulator:
- * threads, locks and waits (threads.c), clock and randomness, sockets and eventfds (sockets.c), by the
- * linker's --wrap (Makefile). Code that runs in no process gets the real thing, except for locks, which are
- * all simulated. TLS is replaced by the clear channel, and the credential file by what belongs to the role.
+ * threads, locks and waits, clock and randomness (threads.c), sockets and eventfds (sockets.c): in the
+ * client's objects these calls are renamed (Makefile). TLS is replaced by the clear channel, and the
+ * credential file by what belongs to the role.
  *
  * A process that is killed has no network from that moment on, and its time flies: it comes to its end at
  * once, unseen by all others, and gives back its memory on the way.

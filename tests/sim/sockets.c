@@ -187,19 +187,16 @@ void handles_cut(struct process *p)
 
 /* ---- addresses: "nodeN" is 10.0.0.N ---- */
 
-int __real_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
-                       struct addrinfo **out);
-int __wrap_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
-                       struct addrinfo **out);
-int __wrap_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
-                       struct addrinfo **out)
+int simulated_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
+                          struct addrinfo **out);
+int simulated_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
+                          struct addrinfo **out)
 {
     struct {
         struct addrinfo info;
         struct sockaddr_in address;
     } * x;
-    if (!process_now())
-        return __real_getaddrinfo(host, port, hints, out);
+    (void)hints;
     check(strncmp(host, "node", 4) == 0 && (x = calloc(1, sizeof *x)));
     x->address = (struct sockaddr_in){.sin_family = AF_INET,
                                       .sin_port = htons((uint16_t)atoi(port)),
@@ -212,14 +209,10 @@ int __wrap_getaddrinfo(const char *host, const char *port, const struct addrinfo
     return 0;
 }
 
-void __real_freeaddrinfo(struct addrinfo *list);
-void __wrap_freeaddrinfo(struct addrinfo *list);
-void __wrap_freeaddrinfo(struct addrinfo *list)
+void simulated_freeaddrinfo(struct addrinfo *list);
+void simulated_freeaddrinfo(struct addrinfo *list)
 {
-    if (process_now())
-        free(list);
-    else
-        __real_freeaddrinfo(list);
+    free(list);
 }
 
 /* ---- calls on sockets ---- */
@@ -230,16 +223,15 @@ static int refuse(int error)
     return -1;
 }
 
-int __wrap_socket(int family, int type, int protocol);
-int __wrap_socket(int family, int type, int protocol)
+int simulated_socket(int family, int type, int protocol);
+int simulated_socket(int family, int type, int protocol)
 {
     (void)family, (void)type, (void)protocol;
-    check(process_now());
     return handle_new(process_now(), false)->number;
 }
 
-int __wrap_connect(int number, const struct sockaddr *address, socklen_t n);
-int __wrap_connect(int number, const struct sockaddr *address, socklen_t n)
+int simulated_connect(int number, const struct sockaddr *address, socklen_t n);
+int simulated_connect(int number, const struct sockaddr *address, socklen_t n)
 {
     struct handle *h = handle_of(number);
     const struct sockaddr_in *to = (const struct sockaddr_in *)address;
@@ -254,24 +246,24 @@ int __wrap_connect(int number, const struct sockaddr *address, socklen_t n)
     return refuse(EINPROGRESS);
 }
 
-int __wrap_setsockopt(int number, int level, int name, const void *value, socklen_t n);
-int __wrap_setsockopt(int number, int level, int name, const void *value, socklen_t n)
+int simulated_setsockopt(int number, int level, int name, const void *value, socklen_t n);
+int simulated_setsockopt(int number, int level, int name, const void *value, socklen_t n)
 {
     (void)level, (void)name, (void)value, (void)n;
     check(handle_of(number));
     return 0;
 }
 
-int __wrap_getsockopt(int number, int level, int name, void *value, socklen_t *n);
-int __wrap_getsockopt(int number, int level, int name, void *value, socklen_t *n)
+int simulated_getsockopt(int number, int level, int name, void *value, socklen_t *n);
+int simulated_getsockopt(int number, int level, int name, void *value, socklen_t *n)
 {
     check(level == SOL_SOCKET && name == SO_ERROR && *n == sizeof(int));
     *(int *)value = handle_of(number)->error;
     return 0;
 }
 
-ssize_t __wrap_send(int number, const void *p, size_t n, int flags);
-ssize_t __wrap_send(int number, const void *p, size_t n, int flags)
+ssize_t simulated_send(int number, const void *p, size_t n, int flags);
+ssize_t simulated_send(int number, const void *p, size_t n, int flags)
 {
     (void)flags;
     struct handle *h = handle_of(number);
@@ -292,8 +284,8 @@ ssize_t __wrap_send(int number, const void *p, size_t n, int flags)
     return (ssize_t)n;
 }
 
-ssize_t __wrap_recvmsg(int number, struct msghdr *m, int flags);
-ssize_t __wrap_recvmsg(int number, struct msghdr *m, int flags)
+ssize_t simulated_recvmsg(int number, struct msghdr *m, int flags);
+ssize_t simulated_recvmsg(int number, struct msghdr *m, int flags)
 {
     (void)flags;
     struct handle *h = handle_of(number);
@@ -315,34 +307,32 @@ ssize_t __wrap_recvmsg(int number, struct msghdr *m, int flags)
     return got || h->ended ? (ssize_t)got : refuse(EAGAIN);
 }
 
-int __real_shutdown(int number, int how);
-int __wrap_shutdown(int number, int how);
-int __wrap_shutdown(int number, int how)
+int simulated_shutdown(int number, int how);
+int simulated_shutdown(int number, int how)
 {
-    struct handle *h = process_now() ? handle_of(number) : NULL;
-    if (!h)
-        return __real_shutdown(number, how);
+    struct handle *h = handle_of(number);
+    (void)how;
+    check(h && !h->event);
     fail_with(h, ECONNRESET);
     return 0;
 }
 
 /* ---- descriptors of both kinds ---- */
 
-int __wrap_eventfd(unsigned count, int flags);
-int __wrap_eventfd(unsigned count, int flags)
+int simulated_eventfd(unsigned count, int flags);
+int simulated_eventfd(unsigned count, int flags)
 {
     (void)flags;
-    check(process_now() && count == 0);
+    check(count == 0);
     return handle_new(process_now(), true)->number;
 }
 
-int __real_close(int number);
-int __wrap_close(int number);
-int __wrap_close(int number)
+int simulated_close(int number);
+int simulated_close(int number)
 {
-    struct handle *h = process_now() ? handle_of(number) : NULL;
+    struct handle *h = handle_of(number);
     if (!h)
-        return __real_close(number);
+        return close(number);
     process_yield();
     list_del(&h->link);
     h->p = NULL;
@@ -350,13 +340,12 @@ int __wrap_close(int number)
     return 0;
 }
 
-ssize_t __real_read(int number, void *p, size_t n);
-ssize_t __wrap_read(int number, void *p, size_t n);
-ssize_t __wrap_read(int number, void *p, size_t n)
+ssize_t simulated_read(int number, void *p, size_t n);
+ssize_t simulated_read(int number, void *p, size_t n)
 {
-    struct handle *h = process_now() ? handle_of(number) : NULL;
+    struct handle *h = handle_of(number);
     if (!h)
-        return __real_read(number, p, n);
+        return read(number, p, n);
     check(h->event && n == sizeof h->count);
     if (!h->count)
         return refuse(EAGAIN);
@@ -365,14 +354,12 @@ ssize_t __wrap_read(int number, void *p, size_t n)
     return (ssize_t)n;
 }
 
-ssize_t __real_write(int number, const void *p, size_t n);
-ssize_t __wrap_write(int number, const void *p, size_t n);
-ssize_t __wrap_write(int number, const void *p, size_t n)
+ssize_t simulated_write(int number, const void *p, size_t n);
+ssize_t simulated_write(int number, const void *p, size_t n)
 {
-    struct handle *h = process_now() ? handle_of(number) : NULL;
-    if (!h)
-        return __real_write(number, p, n);
-    check(h->event && n == sizeof h->count);
+    struct handle *h = handle_of(number);
+    (void)p;
+    check(h && h->event && n == sizeof h->count);
     h->count++;
     wake_all(h);
     process_yield();
@@ -403,8 +390,8 @@ static int look(struct pollfd *fds, nfds_t n)
     return found;
 }
 
-int __wrap_poll(struct pollfd *fds, nfds_t n, int timeout_ms);
-int __wrap_poll(struct pollfd *fds, nfds_t n, int timeout_ms)
+int simulated_poll(struct pollfd *fds, nfds_t n, int timeout_ms);
+int simulated_poll(struct pollfd *fds, nfds_t n, int timeout_ms)
 {
     struct process *p = process_now();
     check(p && timeout_ms >= 0 && n <= 2);

@@ -25,7 +25,7 @@ struct asked {
     struct model_run *run;
     struct id attempt, segment;
     uint64_t step;
-    uint32_t world;
+    uint32_t rank, world;
 };
 
 struct tap {
@@ -60,49 +60,59 @@ void tap_free(struct tap *t)
 
 /* ---- what the model hears ---- */
 
+/* NULL: of a dataset that the model does not know. */
 static struct model_run *run_of(struct world *w, const struct id *id)
 {
     for (int i = 0; i < 2; i++)
         if (w->model.run[i].id_told && id_equal(&w->model.run[i].id, id))
             return &w->model.run[i];
-    world_fail(w, "a client speaks of a run that nobody was told of");
+    return NULL;
+}
+
+/* What the request is about; false: nothing that the model is told of. */
+static bool read_asked(struct world *w, struct rcur in, struct asked *a, bool *approves)
+{
+    struct msg_join join;
+    struct msg_commit commit;
+    struct msg_attempt attempt;
+    if (a->opcode == OP_JOIN) {
+        check(msg_join_decode(&in, &join, NULL) == 0);
+        a->run = run_of(w, &join.run_id);
+        a->attempt = join.attempt;
+        a->segment = join.segment;
+        a->rank = join.rank;
+        a->step = join.step;
+    } else if (a->opcode == OP_COMMIT) {
+        check(msg_commit_decode(&in, &commit, NULL) == 0);
+        a->run = run_of(w, &commit.run_id);
+        a->attempt = commit.attempt;
+        a->step = commit.step;
+        *approves = commit.verdict == ERR_NONE;
+    } else if (a->opcode == OP_ATTEMPT) {
+        check(msg_attempt_decode(&in, &attempt, NULL) == 0);
+        a->run = run_of(w, &attempt.run_id);
+        a->attempt = attempt.attempt;
+        a->world = attempt.world;
+    }
+    return a->run != NULL;
 }
 
 static void ask(struct tap *t, const struct frame_header *h, struct rcur in)
 {
     struct model *m = &t->w->model;
-    struct asked *a = &t->asked[t->asked_count % ASKED_MAX];
-    struct msg_join join;
-    struct msg_commit commit;
-    struct msg_attempt attempt;
-    *a = (struct asked){.id = h->request_id, .opcode = h->opcode};
-    if (h->opcode == OP_JOIN) {
-        check(msg_join_decode(&in, &join, NULL) == 0);
-        a->run = run_of(t->w, &join.run_id);
-        a->attempt = join.attempt;
-        a->segment = join.segment;
-        a->step = join.step;
-        model_join_asked(
-            m, a->run,
-            &(struct segment_header){
-                .segment_id = join.segment, .attempt = join.attempt, .step = join.step, .rank = join.rank});
-    } else if (h->opcode == OP_COMMIT) {
-        check(msg_commit_decode(&in, &commit, NULL) == 0);
-        a->run = run_of(t->w, &commit.run_id);
-        a->attempt = commit.attempt;
-        a->step = commit.step;
-        if (commit.verdict == ERR_NONE)
-            model_verdict_asked(m, a->run, &commit.attempt, commit.step);
-    } else if (h->opcode == OP_ATTEMPT) {
-        check(msg_attempt_decode(&in, &attempt, NULL) == 0);
-        a->run = run_of(t->w, &attempt.run_id);
-        a->attempt = attempt.attempt;
-        a->world = attempt.world;
-        model_attempt_asked(m, a->run, &attempt.attempt);
-    } else {
+    struct asked a = {.id = h->request_id, .opcode = h->opcode};
+    bool approves = false;
+    if (!read_asked(t->w, in, &a, &approves))
         return;
-    }
-    t->asked_count++;
+    struct segment_header part = {
+        .segment_id = a.segment, .attempt = a.attempt, .step = a.step, .rank = a.rank};
+    if (a.opcode == OP_JOIN)
+        model_join_asked(m, a.run, &part);
+    else if (a.opcode == OP_ATTEMPT)
+        model_attempt_asked(m, a.run, &a.attempt);
+    else if (approves)
+        model_verdict_asked(m, a.run, &a.attempt, a.step);
+    t->asked[t->asked_count++ % ASKED_MAX] = a;
 }
 
 static void told(struct tap *t, const struct asked *a, struct rcur in)

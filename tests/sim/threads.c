@@ -6,8 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
-#include <sys/resource.h>
+#include <sys/types.h>
 #include <time.h>
 
 #include "client/secrets.h"
@@ -180,11 +179,11 @@ static void thread_main(struct actor *a)
     wake_all(t);
 }
 
-int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *attr, void *(*start)(void *), void *arg);
-int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *attr, void *(*start)(void *), void *arg)
+int simulated_pthread_create(pthread_t *out, const pthread_attr_t *attr, void *(*start)(void *), void *arg);
+int simulated_pthread_create(pthread_t *out, const pthread_attr_t *attr, void *(*start)(void *), void *arg)
 {
     struct process *p = process_now();
-    check(p && !attr);
+    check(!attr);
     process_yield();
     struct thread *t = calloc(1, sizeof *t);
     check(t);
@@ -195,11 +194,11 @@ int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *attr, void *(*st
     return 0;
 }
 
-int __wrap_pthread_join(pthread_t thread, void **result);
-int __wrap_pthread_join(pthread_t thread, void **result)
+int simulated_pthread_join(pthread_t thread, void **result);
+int simulated_pthread_join(pthread_t thread, void **result)
 {
     struct thread *t = (struct thread *)thread;
-    check(process_now() && !result);
+    check(!result);
     process_yield();
     while (!t->over)
         (void)wait_on(t, UINT64_MAX);
@@ -219,30 +218,25 @@ static struct lock *lock_of(pthread_mutex_t *m)
     return (struct lock *)m;
 }
 
-int __wrap_pthread_mutex_init(pthread_mutex_t *m, const pthread_mutexattr_t *attr);
-int __wrap_pthread_mutex_init(pthread_mutex_t *m, const pthread_mutexattr_t *attr)
+int simulated_pthread_mutex_init(pthread_mutex_t *m, const pthread_mutexattr_t *attr);
+int simulated_pthread_mutex_init(pthread_mutex_t *m, const pthread_mutexattr_t *attr)
 {
     check(!attr);
     memset(m, 0, sizeof *m);
     return 0;
 }
 
-int __wrap_pthread_mutex_destroy(pthread_mutex_t *m);
-int __wrap_pthread_mutex_destroy(pthread_mutex_t *m)
+int simulated_pthread_mutex_destroy(pthread_mutex_t *m);
+int simulated_pthread_mutex_destroy(pthread_mutex_t *m)
 {
     check(!lock_of(m)->holder);
     return 0;
 }
 
-/* Outside of all processes nothing waits, so nobody sees such a lock held. */
-int __wrap_pthread_mutex_lock(pthread_mutex_t *m);
-int __wrap_pthread_mutex_lock(pthread_mutex_t *m)
+int simulated_pthread_mutex_lock(pthread_mutex_t *m);
+int simulated_pthread_mutex_lock(pthread_mutex_t *m)
 {
     struct lock *l = lock_of(m);
-    if (!process_now()) {
-        check(!l->holder);
-        return 0;
-    }
     process_yield();
     check(l->holder != actor_now());
     while (l->holder)
@@ -251,11 +245,10 @@ int __wrap_pthread_mutex_lock(pthread_mutex_t *m)
     return 0;
 }
 
-int __wrap_pthread_mutex_trylock(pthread_mutex_t *m);
-int __wrap_pthread_mutex_trylock(pthread_mutex_t *m)
+int simulated_pthread_mutex_trylock(pthread_mutex_t *m);
+int simulated_pthread_mutex_trylock(pthread_mutex_t *m)
 {
     struct lock *l = lock_of(m);
-    check(process_now());
     process_yield();
     if (l->holder)
         return EBUSY;
@@ -263,12 +256,10 @@ int __wrap_pthread_mutex_trylock(pthread_mutex_t *m)
     return 0;
 }
 
-int __wrap_pthread_mutex_unlock(pthread_mutex_t *m);
-int __wrap_pthread_mutex_unlock(pthread_mutex_t *m)
+int simulated_pthread_mutex_unlock(pthread_mutex_t *m);
+int simulated_pthread_mutex_unlock(pthread_mutex_t *m)
 {
     struct lock *l = lock_of(m);
-    if (!process_now())
-        return 0;
     check(l->holder == actor_now());
     l->holder = NULL;
     wake_all(l);
@@ -278,15 +269,15 @@ int __wrap_pthread_mutex_unlock(pthread_mutex_t *m)
 
 /* ---- conditions ---- */
 
-int __wrap_pthread_cond_init(pthread_cond_t *c, const pthread_condattr_t *attr);
-int __wrap_pthread_cond_init(pthread_cond_t *c, const pthread_condattr_t *attr)
+int simulated_pthread_cond_init(pthread_cond_t *c, const pthread_condattr_t *attr);
+int simulated_pthread_cond_init(pthread_cond_t *c, const pthread_condattr_t *attr)
 {
     (void)c, (void)attr;
     return 0;
 }
 
-int __wrap_pthread_cond_destroy(pthread_cond_t *c);
-int __wrap_pthread_cond_destroy(pthread_cond_t *c)
+int simulated_pthread_cond_destroy(pthread_cond_t *c);
+int simulated_pthread_cond_destroy(pthread_cond_t *c)
 {
     list_for_each (it, &waits)
         check(container_of(it, struct wait, link)->on != c);
@@ -303,102 +294,97 @@ static bool cond_wait(pthread_cond_t *c, pthread_mutex_t *m, uint64_t until_ns)
     lock_of(m)->holder = NULL;
     wake_all(lock_of(m));
     bool woken = wait_end(&x, until_ns);
-    (void)__wrap_pthread_mutex_lock(m);
+    (void)simulated_pthread_mutex_lock(m);
     return woken;
 }
 
-int __wrap_pthread_cond_wait(pthread_cond_t *c, pthread_mutex_t *m);
-int __wrap_pthread_cond_wait(pthread_cond_t *c, pthread_mutex_t *m)
+int simulated_pthread_cond_wait(pthread_cond_t *c, pthread_mutex_t *m);
+int simulated_pthread_cond_wait(pthread_cond_t *c, pthread_mutex_t *m)
 {
     (void)cond_wait(c, m, UINT64_MAX);
     return 0;
 }
 
 /* All of them wait by the monotonic clock (client/clock.h). */
-int __wrap_pthread_cond_timedwait(pthread_cond_t *c, pthread_mutex_t *m, const struct timespec *until);
-int __wrap_pthread_cond_timedwait(pthread_cond_t *c, pthread_mutex_t *m, const struct timespec *until)
+int simulated_pthread_cond_timedwait(pthread_cond_t *c, pthread_mutex_t *m, const struct timespec *until);
+int simulated_pthread_cond_timedwait(pthread_cond_t *c, pthread_mutex_t *m, const struct timespec *until)
 {
     uint64_t until_ns = (uint64_t)until->tv_sec * 1000000000u + (uint64_t)until->tv_nsec;
     return cond_wait(c, m, until_ns) ? 0 : ETIMEDOUT;
 }
 
-int __wrap_pthread_cond_signal(pthread_cond_t *c);
-int __wrap_pthread_cond_signal(pthread_cond_t *c)
+int simulated_pthread_cond_signal(pthread_cond_t *c);
+int simulated_pthread_cond_signal(pthread_cond_t *c)
 {
-    if (process_now()) {
-        wake_one(process_now(), c);
-        process_yield();
-    }
+    wake_one(process_now(), c);
+    process_yield();
     return 0;
 }
 
-int __wrap_pthread_cond_broadcast(pthread_cond_t *c);
-int __wrap_pthread_cond_broadcast(pthread_cond_t *c)
+int simulated_pthread_cond_broadcast(pthread_cond_t *c);
+int simulated_pthread_cond_broadcast(pthread_cond_t *c)
 {
-    if (process_now()) {
-        wake_all(c);
-        process_yield();
-    }
+    wake_all(c);
+    process_yield();
     return 0;
 }
 
 /* ---- clock, randomness, and what threads are otherwise told ---- */
 
-int __real_clock_gettime(clockid_t clock, struct timespec *out);
-int __wrap_clock_gettime(clockid_t clock, struct timespec *out);
-int __wrap_clock_gettime(clockid_t clock, struct timespec *out)
+int simulated_clock_gettime(clockid_t clock, struct timespec *out);
+int simulated_clock_gettime(clockid_t clock, struct timespec *out)
 {
     struct process *p = process_now();
-    if (!p)
-        return __real_clock_gettime(clock, out);
     uint64_t ns = clock == CLOCK_MONOTONIC ? process_clock_ns(p) : sim_unix_ns(p->w->sim);
     *out = (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
     return 0;
 }
 
-int __real_nanosleep(const struct timespec *span, struct timespec *left);
-int __wrap_nanosleep(const struct timespec *span, struct timespec *left);
-int __wrap_nanosleep(const struct timespec *span, struct timespec *left)
+int simulated_nanosleep(const struct timespec *span, struct timespec *left);
+int simulated_nanosleep(const struct timespec *span, struct timespec *left)
 {
     struct process *p = process_now();
-    if (!p)
-        return __real_nanosleep(span, left);
+    (void)left;
     uint64_t until_ns = process_clock_ns(p) + (uint64_t)span->tv_sec * 1000000000u + (uint64_t)span->tv_nsec;
     (void)wait_on(span, until_ns);
     return 0;
 }
 
-ssize_t __real_getrandom(void *p, size_t n, unsigned flags);
-ssize_t __wrap_getrandom(void *p, size_t n, unsigned flags);
-ssize_t __wrap_getrandom(void *p, size_t n, unsigned flags)
+ssize_t simulated_getrandom(void *p, size_t n, unsigned flags);
+ssize_t simulated_getrandom(void *p, size_t n, unsigned flags)
 {
     struct process *of = process_now();
-    if (!of)
-        return __real_getrandom(p, n, flags);
+    (void)flags;
     for (uint8_t *at = p, *end = at + n; at < end;)
         *at++ = (uint8_t)draw(&of->rng);
     return (ssize_t)n;
 }
 
-int __wrap_pthread_setname_np(pthread_t thread, const char *name);
-int __wrap_pthread_setname_np(pthread_t thread, const char *name)
+int simulated_pthread_setname_np(pthread_t thread, const char *name);
+int simulated_pthread_setname_np(pthread_t thread, const char *name)
 {
     (void)thread, (void)name;
     return 0;
 }
 
-int __wrap_pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
-int __wrap_pthread_sigmask(int how, const sigset_t *set, sigset_t *old)
+int simulated_pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
+int simulated_pthread_sigmask(int how, const sigset_t *set, sigset_t *old)
 {
     (void)how, (void)set, (void)old;
     return 0;
 }
 
-int __wrap_setpriority(int which, id_t who, int value);
-int __wrap_setpriority(int which, id_t who, int value)
+int simulated_setpriority(int which, id_t who, int value);
+int simulated_setpriority(int which, id_t who, int value)
 {
     (void)which, (void)who, (void)value;
     return 0;
+}
+
+int simulated_nice(int by);
+int simulated_nice(int by)
+{
+    return by;
 }
 
 /* ---- who the process is ---- */

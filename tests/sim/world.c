@@ -321,6 +321,11 @@ static void people_come(struct world *w)
         (void)actor_begin(w, ROLE_READER, reader_main, NULL, "reader %u", i);
     if (k[KNOB_CLOCK_STEPS])
         (void)actor_begin(w, ROLE_OPERATOR, clock_main, NULL, "clock");
+    bool feeds = k[KNOB_FEEDERS] > 0 && !k[KNOB_TIGHT]; /* there is no room for its versions */
+    if (feeds)
+        (void)actor_begin(w, ROLE_WRITER, importer_main, NULL, "importer");
+    for (uint32_t i = 0; feeds && i < k[KNOB_FEEDERS]; i++)
+        (void)actor_begin(w, ROLE_READER, feeder_main, NULL, "feeder %u", i);
     if (k[KNOB_OPERATOR] || k[KNOB_TIGHT])
         (void)actor_begin(w, ROLE_OPERATOR, operator_main, NULL, "operator");
 }

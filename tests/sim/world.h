@@ -19,7 +19,8 @@ struct tally {
         pruned; /* pruned: worlds with a prune, a crash and a stop */
     uint64_t cuts, read_errors, write_errors, no_space, sync_errors, shorts;
     uint64_t corrupt, misdirected, caught; /* caught: what a client read did not stand its checks */
-    uint64_t clients, client_saves, client_restores, yields; /* of real clients; yields: of their threads */
+    uint64_t clients, client_saves, client_restores, batches,
+        yields; /* of real clients; yields: of their threads */
     uint64_t lost_replies, ghosts, ghost_frames, clock_steps;
 };
 
@@ -59,6 +60,7 @@ struct world {
     struct list actors;
     unsigned actor_count, lines; /* lines: and ghosts */
     unsigned ghosts_left;
+    uint64_t dataset_version; /* of what feeds read; 0: not imported yet */
     struct job jobs[2];
     unsigned jobs_done;
     struct model model;
