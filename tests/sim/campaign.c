@@ -312,7 +312,7 @@ static int summary(const struct campaign *c)
 #define N(x) (unsigned long long)(x)
     printf("seeds %llu from %llu (%llu played twice), events %llu, answers %llu of which errors %llu, "
            "commits %llu, restores %llu, prunes %llu, real clients %llu: saves %llu, restores %llu, batches "
-           "%llu, yields "
+           "%llu, sets that do not fit %llu, yields "
            "%llu; histories with prunes beside kill and stop %llu; "
            "server: starts %llu, crashes %llu, stops %llu; ranks "
            "killed %llu, "
@@ -322,11 +322,12 @@ static int summary(const struct campaign *c)
            "%llu, allocations %llu, cuts of commits %llu: %llu passed, %llu failed\n",
            N(seeds + c->failed), N(c->from), N(traced), N(t.events), N(t.answers), N(t.errors), N(t.commits),
            N(t.restores), N(t.prunes), N(t.clients), N(t.client_saves), N(t.client_restores), N(t.batches),
-           N(t.yields), N(t.pruned), N(t.starts), N(t.crashes), N(t.stops), N(t.kills), N(t.zombies),
-           N(t.cuts), N(t.read_errors), N(t.write_errors), N(t.sync_errors), N(t.no_space), N(t.shorts),
-           N(t.corrupt), N(t.misdirected), N(t.caught), N(t.lost_replies), N(t.clock_steps), N(t.ghosts),
-           N(t.ghost_frames), N(t.rotations), N(t.images), N(t.sites), N(t.allocations), N(t.site_cuts),
-           N(one_thing ? t.images + t.sites + t.allocations + t.site_cuts : seeds), N(c->failed));
+           N(t.lies), N(t.yields), N(t.pruned), N(t.starts), N(t.crashes), N(t.stops), N(t.kills),
+           N(t.zombies), N(t.cuts), N(t.read_errors), N(t.write_errors), N(t.sync_errors), N(t.no_space),
+           N(t.shorts), N(t.corrupt), N(t.misdirected), N(t.caught), N(t.lost_replies), N(t.clock_steps),
+           N(t.ghosts), N(t.ghost_frames), N(t.rotations), N(t.images), N(t.sites), N(t.allocations),
+           N(t.site_cuts), N(one_thing ? t.images + t.sites + t.allocations + t.site_cuts : seeds),
+           N(c->failed));
 #undef N
     return c->failed ? 1 : 0;
 }

@@ -178,6 +178,10 @@ enum err_class client_save(struct actor *a, const struct client *c, const struct
     o.join_timeout_ms = (int)(500 + roll(a, 3000));
     o.deadline_ms = actor_errs(a, 30) ? 1 + roll(a, 3000) : 0;
     uint32_t n = sim_pieces(&x->attempt, x->step, x->rank, &a->w->shape, piece);
+    if (x->may_lie && piece[n - 1].shared && actor_errs(a, 10)) {
+        piece[n - 1].plain[roll(a, (uint32_t)piece[n - 1].bytes)] ^= 1;
+        a->w->tally.lies++;
+    }
     struct begun begun = begin_call(a->w);
     int rc = larder_save_begin(c->larder, &o, &s, &e);
     if (rc == 0)

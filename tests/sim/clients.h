@@ -29,6 +29,8 @@ struct client_part {
     struct id attempt;
     uint64_t step;
     uint32_t rank, world;
+    bool
+        may_lie; /* the tensor that all ranks hold may have other bytes here: then nothing may be committed */
 };
 /* One save, until it is decided. */
 enum err_class client_save(struct actor *a, const struct client *c, const struct client_part *x);

@@ -311,12 +311,21 @@ static bool begin_real(struct actor *a, struct rank *k, const struct client *c)
     return alive(a);
 }
 
+/* Ranks that speak the protocol themselves know what the others must have saved. */
+static bool all_real(const struct attempt *at)
+{
+    bool all = at->world > 1;
+    for (uint32_t i = 0; i < at->world; i++)
+        all &= at->ranks[i].real;
+    return all;
+}
+
 static void save_steps(struct actor *a, struct rank *k, const struct client *c)
 {
     struct attempt *at = k->attempt;
     uint64_t step = at->first_step;
     while (alive(a) && step <= at->last_step) {
-        struct client_part x = {at->job->run, at->id, step, k->number, at->world};
+        struct client_part x = {at->job->run, at->id, step, k->number, at->world, all_real(at)};
         enum outcome o = c ? outcome_of(client_save(a, c, &x)) : save_once(a, k, step);
         if (o == FENCED)
             break;

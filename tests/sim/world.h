@@ -19,7 +19,7 @@ struct tally {
         pruned; /* pruned: worlds with a prune, a crash and a stop */
     uint64_t cuts, read_errors, write_errors, no_space, sync_errors, shorts;
     uint64_t corrupt, misdirected, caught; /* caught: what a client read did not stand its checks */
-    uint64_t clients, client_saves, client_restores, batches,
+    uint64_t clients, client_saves, client_restores, batches, lies,
         yields; /* of real clients; yields: of their threads */
     uint64_t lost_replies, ghosts, ghost_frames, clock_steps;
 };
