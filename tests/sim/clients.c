@@ -19,6 +19,9 @@ enum err_class client_failed(struct actor *a, const char *what, const struct lar
     world_note(a->w, "%s: %s: %s: %s", a->name, what, err_class_name(class), e->text);
     if (!e->text[0])
         world_fail(a->w, "%s: %s failed and does not say why", a->name, what);
+    if (class == ERR_CORRUPT &&
+        a->w->plan.knob[KNOB_READ_ERROR]) /* the second look failed: the first stands */
+        return class;
     if (class == ERR_INVALID && a->w->tally.ghosts) /* one has begun a part anew that the server had lost */
         return class;
     switch (class) {
@@ -281,18 +284,19 @@ static enum err_class restore_opened(struct actor *a, const struct client *c, st
     return rc == 0 ? ERR_NONE : look_at_call(a, c, begun, "restore", &e);
 }
 
-static void not_there(struct actor *a, struct model_run *r, uint64_t asked_at, uint64_t sequence)
+/* empty: it is said that nothing is there at all. Else what was opened as the latest was pruned meanwhile. */
+static void not_there(struct actor *a, struct model_run *r, uint64_t asked_at, uint64_t sequence, bool empty)
 {
-    if (!sequence)
+    if (empty)
         model_empty(&a->w->model, r, asked_at);
-    else if (read_list(a, r, NULL, NULL) == ERR_NONE)
+    else if (sequence && read_list(a, r, NULL, NULL) == ERR_NONE)
         model_not_found(&a->w->model, r, sequence, "it");
 }
 
 static enum err_class restore_once(struct actor *a, const struct client *c, struct model_run *r,
-                                   uint64_t sequence)
+                                   uint64_t sequence, bool *empty)
 {
-    struct larder_error e;
+    struct larder_error e = {0};
     struct larder_restore *x = NULL;
     struct larder_restore_options o = LARDER_INIT(larder_restore_options);
     o.run = r->name;
@@ -306,6 +310,7 @@ static enum err_class restore_once(struct actor *a, const struct client *c, stru
     enum err_class class = larder_restore_open(c->larder, &o, &x, &e) < 0
                                ? look_at_call(a, c, begun, "restore open", &e)
                                : restore_opened(a, c, x, r, asked_at, !sequence);
+    *empty = class == ERR_NOT_FOUND && !o.fallback && strstr(e.text, "no committed checkpoint yet");
     larder_restore_close(x);
     return class;
 }
@@ -314,12 +319,13 @@ enum err_class client_restore(struct actor *a, const struct client *c, struct mo
 {
     uint64_t asked_at = model_asks(&a->w->model);
     enum err_class class = ERR_NETWORK;
+    bool empty = false;
     while (alive(a) && class != ERR_NONE && class != ERR_NOT_FOUND) {
-        class = restore_once(a, c, r, sequence);
+        class = restore_once(a, c, r, sequence, &empty);
         if (class != ERR_NONE && alive(a))
             actor_sleep(a, 5 + roll(a, 100));
     }
     if (class == ERR_NOT_FOUND && alive(a))
-        not_there(a, r, asked_at, sequence);
+        not_there(a, r, asked_at, sequence, empty);
     return alive(a) ? class : ERR_NETWORK;
 }

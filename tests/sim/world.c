@@ -172,7 +172,8 @@ void world_faults(struct world *w)
         f = (struct sim_faults){.read_error = server_up(w) || k[KNOB_BAD_START] ? k[KNOB_READ_ERROR] : 0,
                                 .read_corrupt = k[KNOB_CORRUPT],
                                 .read_misdirected = k[KNOB_MISDIRECT],
-                                .misread_rest = 64,
+                                .misread_rest =
+                                    UINT32_MAX, /* once a file: what was misread may stay in memory */
                                 .write_error = k[KNOB_WRITE_ERROR],
                                 .write_no_space = k[KNOB_NO_SPACE],
                                 .sync_error = k[KNOB_SYNC_ERROR],
