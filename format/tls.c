@@ -386,8 +386,9 @@ static void catch_secret(const SSL *ssl, const char *line)
     const char *hex = strrchr(line, ' ') + 1;
     uint8_t bytes[RECORD_SECRET_MAX];
     size_t n = strlen(hex) / 2;
-    if (n <= sizeof bytes && hex_decode(hex, n, bytes) == 0)
-        (void)!keep_secret(t, client == t->config->server ? IN : OUT, bytes, n);
+    if (n <= sizeof bytes && hex_decode(hex, n, bytes) == 0 &&
+        keep_secret(t, client == t->config->server ? IN : OUT, bytes, n) < 0)
+        (void)err_set(&t->refusal, ERR_NO_MEMORY, "no memory for the secrets of a connection");
     secret_wipe(bytes, sizeof bytes);
 }
 
@@ -659,6 +660,8 @@ static int fail(const struct tls *t, int why, struct err *e)
  * only its Finished before, a server no tickets. */
 static int take_over(struct tls *t, struct err *e)
 {
+    if (t->refusal.class != ERR_NONE) /* of catch_secret, which cannot end the handshake */
+        return err_set(e, t->refusal.class, "%s", t->refusal.text);
     t->suite = SSL_CIPHER_get_protocol_id(SSL_get_current_cipher(t->ssl));
     size_t n = record_secret_bytes(t->suite);
     if (n == 0 || t->secret_bytes[IN] != n || t->secret_bytes[OUT] != n || SSL_has_pending(t->ssl))
