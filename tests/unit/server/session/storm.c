@@ -223,12 +223,58 @@ static void who_asks_anew_reads_anew(void **state)
     served_stop(&s, 1000);
 }
 
+/* Two reads of one connection, asked for at once: bytes of the second that came before the first was whole.
+ */
+static uint64_t second_before_first(struct caller *c, const struct handmade *p)
+{
+    const struct range range = {p->bytes_offset, PART_BYTES};
+    uint64_t id[2], got[2] = {0, 0}, before = 0;
+    for (int i = 0; i < 2; i++) {
+        struct buf b = handmade_read(p, UINT32_MAX, &range, 1);
+        b.p[1] = 2; /* class feed */
+        id[i] = caller_send(c, OP_READ, 0, &b, (struct slice){0});
+    }
+    for (unsigned ended = 0; ended < 2;) {
+        struct answer a;
+        assert_true(caller_answer(c, &a));
+        assert_int_equal(a.err.class, ERR_NONE);
+        int i = a.header.request_id == id[1];
+        assert_memory_equal(a.payload, p->bytes + got[i], a.header.payload_bytes);
+        got[i] += a.header.payload_bytes;
+        bool last = !(a.header.flags & FRAME_MORE);
+        if (last && i == 0)
+            before = got[1];
+        ended += last;
+        answer_free(&a);
+    }
+    assert_int_equal(got[0], PART_BYTES);
+    assert_int_equal(got[1], PART_BYTES);
+    return before;
+}
+
+static void what_a_feed_asked_for_first_comes_first(void **state)
+{
+    (void)state;
+    struct served s;
+    struct caller c;
+    struct handmade p;
+    served_start(&s, &(struct served_options){.loop_count = 1});
+    caller_join(&c, &s, served_user("acme", ROLE_WRITER));
+    save(&c, &p);
+    for (int i = 0; i < 3; i++)
+        assert_true(second_before_first(&c, &p) <= PART_BYTES / 4);
+    caller_close(&c);
+    handmade_free(&p);
+    served_stop(&s, 1000);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_storm_costs_one_read),
         cmocka_unit_test(whatever_some_of_them_do),
         cmocka_unit_test(who_asks_anew_reads_anew),
+        cmocka_unit_test(what_a_feed_asked_for_first_comes_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
