@@ -28,7 +28,6 @@
 #define OBJECT_WAYS  4u
 #define WANTED_BYTES (64u << 20) /* of an object, then the older half counts half */
 #define AGAIN_PART   4u          /* one of so many wanted again: worth keeping */
-#define UNSURE_BYTES (8u << 20)  /* of an object are kept before anything is known of it */
 #define FRAME_NONE   UINT32_MAX  /* memory of its own */
 #define FRAMES_BEGIN (2u << 20)  /* large pages where the kernel has them */
 
@@ -221,7 +220,7 @@ static void object_wanted(struct extents *x, const struct extent_want *want, uin
 static bool is_worth_keeping(struct extents *x, const struct extent *e)
 {
     const struct object *o = object_of(x, &e->key, e->read_at_ms);
-    return o->wanted_bytes <= UNSURE_BYTES || o->again_bytes >= o->wanted_bytes / AGAIN_PART;
+    return o->wanted_bytes <= e->unsure_bytes || o->again_bytes >= o->wanted_bytes / AGAIN_PART;
 }
 
 static void become_ghost(struct extents *x, struct extent *e)
@@ -240,7 +239,7 @@ static void put(struct extents *x, struct extent *e)
     if (--e->refs > 0)
         return;
     atomic_fetch_sub(&x->held_bytes, e->room);
-    if (!e->keep || !e->read || list_empty(&e->bucket))
+    if (!e->unsure_bytes || !e->read || list_empty(&e->bucket))
         extent_free(x, e);
     else if (e->frame != FRAME_NONE && is_worth_keeping(x, e))
         list_add_tail(&x->idle, &e->idle);
@@ -324,7 +323,7 @@ static int enter(struct extents *x, const struct extent_want *want, uint64_t beg
         return -ENOMEM;
     e->key = want->key;
     e->begin = begin;
-    e->keep = want->keep;
+    e->unsure_bytes = want->unsure_bytes;
     list_add_tail(bucket_of(x, &want->key, begin), &e->bucket);
     w->extent = e;
     return 1;
@@ -338,7 +337,7 @@ int extent_get(struct extents *x, const struct extent_want *want, struct extent_
     int rc = 0;
     pthread_mutex_lock(&x->lock);
     struct extent *e = find(x, want, begin, &end, &ghost);
-    if (want->keep)
+    if (want->unsure_bytes)
         object_wanted(x, want, e ? e->begin + e->room : end, e || ghost);
     if (e)
         there = join(x, e, want, w);
@@ -359,7 +358,7 @@ void extent_read(struct extents *x, struct extent *e, uint32_t bytes, uint64_t n
     e->read = true;
     e->read_at_ms = now_ms;
     e->bytes = bytes;
-    if (!e->keep || e->err.class != ERR_NONE)
+    if (!e->unsure_bytes || e->err.class != ERR_NONE)
         list_del(&e->bucket);
     for (struct list *it; (it = list_pop(&e->waiting));)
         list_add_tail(&waiting, it);

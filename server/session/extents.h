@@ -46,7 +46,8 @@ struct extent {
     struct id key;
     uint64_t read_at_ms;
     uint32_t refs, frame, unit;
-    bool read, keep;
+    uint32_t unsure_bytes;
+    bool read;
     bool ghost; /* what is known of one that went: no memory, and nobody holds it */
 };
 
@@ -55,8 +56,10 @@ struct extent_want {
     struct id key;       /* names the object and who may read it; no two of them share one */
     uint64_t begin, end; /* within one window */
     uint64_t now_ms;
-    bool keep;  /* may be found once it was read, if that pays; else only while it is being read */
-    bool fresh; /* read it anew, whatever is there */
+    uint32_t
+        unsure_bytes; /* may be found once it was read, if that pays; of its object so many bytes are kept
+                         before anything is known of it. 0: it is found only while it is being read */
+    bool fresh;       /* read it anew, whatever is there */
 };
 
 /* Embedded by who waits, zeroed before; stays until told. */

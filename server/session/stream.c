@@ -8,6 +8,10 @@
 
 #include "server/obs/metrics.h"
 
+/* Of an object, before it is known whether several read it: those who restore together begin together. */
+#define UNSURE_RESTORE_BYTES (64u << 20)
+#define UNSURE_FEED_BYTES    (8u << 20)
+
 static void piece_free(struct piece *p)
 {
     struct stream *st = p->stream;
@@ -232,11 +236,12 @@ static void piece_lacks_memory(struct loop_msg *m)
 static void piece_advance(struct piece *p)
 {
     const struct stream *st = p->stream;
+    uint32_t unsure = st->class == CLASS_RESTORE ? UNSURE_RESTORE_BYTES : UNSURE_FEED_BYTES;
     struct extent_want want = {.key = p->key,
                                .begin = p->offset + p->done_bytes,
                                .end = p->offset + p->extent_bytes,
                                .now_ms = loop_now_ms(st->r.s->w->loop),
-                               .keep = st->source->keep,
+                               .unsure_bytes = st->source->keep ? unsure : 0,
                                .fresh = st->fresh};
     int rc = extent_get(extents_of(p), &want, &p->wait);
     if (rc == 1)

@@ -57,7 +57,7 @@ static int teardown(void **state)
 
 static struct extent_want want_of(uint8_t object, uint64_t begin, uint64_t end)
 {
-    return (struct extent_want){.key.bytes = {object}, .begin = begin, .end = end, .keep = true};
+    return (struct extent_want){.key.bytes = {object}, .begin = begin, .end = end, .unsure_bytes = 8 * MIB};
 }
 
 static int get(struct fixture *f, struct reader *r, const struct extent_want *want)
@@ -125,7 +125,7 @@ static void what_is_old_or_not_to_be_kept_is_read_again(void **state)
     assert_int_equal(get(f, &r, &want), 1);
     deliver(f, &r, 2, want.now_ms);
     put(f, &r);
-    passing.keep = false;
+    passing.unsure_bytes = 0;
     for (int i = 0; i < 2; i++) {
         assert_int_equal(get(f, &r, &passing), 1);
         deliver(f, &r, 3, 0);
