@@ -441,7 +441,8 @@ static void join_save(struct task *t, struct segment *g)
         SAVE_GATHERING) /* those who wait see to it before; this is for when they have gone away */
         timer_set(v, t->s->o.join_wait_max_ms + 1000);
     save_wait(v, t);
-    if ((v->state == SAVE_GATHERING && v->joined == v->world) || v->state == SAVE_COMPLETE)
+    bool lost = v->state == SAVE_CHECKING && v->checker == m->rank; /* what it was asked never reached it */
+    if ((v->state == SAVE_GATHERING && v->joined == v->world) || v->state == SAVE_COMPLETE || lost)
         save_ask(v);
 }
 

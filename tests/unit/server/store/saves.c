@@ -197,6 +197,28 @@ static void another_rank_is_asked_when_one_is_silent(void **state)
     }
 }
 
+static void who_never_heard_that_it_checks_is_asked_again(void **state)
+{
+    (void)state;
+    struct rig_part a = sealed_part(20, 0, 2), b = sealed_part(20, 1, 2);
+    struct ask *first = rig_join(&rig, &a, 0);
+    ask_begin(first);
+    for (int i = 0; i < 5; i++) { /* as often as its connection is lost, at once */
+        struct ask *second = rig_join(&rig, &b, 0);
+        assert_int_equal(ask_do(second), ERR_NONE);
+        assert_int_equal(ANSWER(second, join_reply).state, JOIN_CHECK);
+        ask_free(second);
+    }
+    assert_false(first->done);
+    struct ask *verdict = rig_commit(&rig, &b, ERR_NONE, "");
+    assert_int_equal(ask_do(verdict), ERR_NONE);
+    ask_free(verdict);
+    assert_int_equal(ask_end(first), ERR_NONE);
+    assert_int_equal(ANSWER(first, join_reply).state, JOIN_DURABLE);
+    ask_free(first);
+    rig_part_free(&a), rig_part_free(&b);
+}
+
 static void nobody_checks_and_the_save_fails(void **state)
 {
     (void)state;
@@ -508,6 +530,7 @@ int main(void)
         ON_A_STORE(the_request_s_deadline_ends_the_request_alone),
         ON_A_STORE(one_rank_is_asked_and_all_hear_its_verdict),
         ON_A_STORE(another_rank_is_asked_when_one_is_silent),
+        ON_A_STORE(who_never_heard_that_it_checks_is_asked_again),
         ON_A_STORE(nobody_checks_and_the_save_fails),
         ON_A_STORE(an_abort_reaches_every_rank),
         ON_A_STORE(an_older_attempt_is_fenced_everywhere),
