@@ -88,10 +88,8 @@ static int limits_run(const struct command *cmd, int argc, char **argv)
 const struct command cmd_bench_limits = {
     "bench limits", "what this machine can do, stage by stage",
     "usage: larder bench limits [--dir FOLDER] [--data KIND] [--json]\n"
-    "Measures memcpy, checksum, AES-256-GCM, a bulk lane's tag, zstd, planes, loopback TCP, TLS 1.3 and the "
-    "disk under "
-    "FOLDER (/tmp),\n"
-    "each alone, without larder's server: GB/s (10^9) and CPU seconds per GB.\n"
+    "Measures memcpy, checksum, AES-256-GCM, a bulk lane's tag, zstd, planes, loopback TCP, TLS 1.3 and the\n"
+    "disk under FOLDER (/tmp), each alone, without larder's server: GB/s (10^9) and CPU seconds per GB.\n"
     "  --data KIND   what the codecs get: bf16-gaussian (default), fp32-gaussian, random, zero\n"
     "  --stage-ms N, --disk-bytes SIZE   for each stage (1000), to write and read (512M)\n"
     "  --json        {\"cores\", \"dir\", \"data\", \"stages\": [{\"stage\", \"gbps\", \"cpu_s_per_gb\", "
