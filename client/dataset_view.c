@@ -25,7 +25,7 @@ static int open_imported(struct larder_dataset *d, uint64_t version, struct err 
         goto fail;
     struct dataset_blob table = {0};
     struct part *first = NULL;
-    rc = part_open(d->client, d->conn, &d->run, &d->commit, 0, &first, e);
+    rc = part_open(d->client, d->conn, &d->run, &d->commit, 0, PART_RESTORE, &first, e);
     if (rc == 0)
         rc = dataset_blob_read(first, d->conn, SHARD_BLOB_TABLE, &table, e);
     if (rc == 0)
@@ -163,7 +163,7 @@ static int lay_out(struct dataset_view *v, const struct part *p, uint64_t bytes,
 static int load_part(struct larder_dataset *d, struct dataset_view *v, struct err *e)
 {
     struct part *p = NULL;
-    int rc = part_open(d->client, d->conn, &d->run, &d->commit, v->shard, &p, e);
+    int rc = part_open(d->client, d->conn, &d->run, &d->commit, v->shard, PART_RESTORE, &p, e);
     if (rc == 0)
         rc = lay_out(v, p, d->table.shards[v->shard].bytes, e);
     if (rc < 0) {

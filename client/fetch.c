@@ -122,7 +122,7 @@ static void *fetch_some(void *arg)
     while (!f->failed && take_batch(f, t)) {
         pthread_mutex_unlock(&f->lock);
         struct err e;
-        int rc = part_fetch(f->job->items[t->first].part, t->conn, PART_RESTORE, t->numbers, t->count,
+        int rc = part_fetch(f->job->items[t->first].part, t->conn, f->job->class, t->numbers, t->count,
                             t->memory, SLOT_BYTES, chunk_arrived, t, &e);
         pthread_mutex_lock(&f->lock);
         if (rc < 0)

@@ -18,6 +18,7 @@ struct fetch_item {
 
 struct fetch_job {
     struct larder *client;
+    enum part_class class; /* of the first reads */
     struct conn *const *conns;
     unsigned conn_count;
     uint64_t memory_bytes; /* for stored chunks on their way, one slot at least, borrowed from the staging

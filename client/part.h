@@ -11,11 +11,16 @@
 #include "format/seal.h"
 #include "format/segment.h"
 
+/* Restore and feed as in msg_read. PART_VERIFY: as PART_RESTORE, but past the server's memory, from the
+ * medium. PART_AGAIN: past the bulk lane too, for what came damaged. */
+enum part_class { PART_RESTORE, PART_FEED, PART_VERIFY, PART_AGAIN };
+
 /* An opened segment: header checked against the commit record, index verified (digest, trailer tag) and
- * opened. Immutable; any thread. */
+ * opened. Immutable; any thread. class: of the first reads; damaged bytes are read again in any case. */
 struct part;
 must_check int part_open(struct larder *c, struct conn *conn, const struct run *run,
-                         const struct commit *commit, uint32_t rank, struct part **out, struct err *e);
+                         const struct commit *commit, uint32_t rank, enum part_class class, struct part **out,
+                         struct err *e);
 /* All parts of a commit, several at once; parts has commit->world places. On failure none is left open. */
 must_check int part_open_all(struct larder *c, struct conn *conn, const struct run *run,
                              const struct commit *commit, struct part **parts, struct err *e);
@@ -40,9 +45,6 @@ must_check int part_decode(const struct part *p, struct part_scratch *s, uint32_
 must_check int part_decode_unsummed(const struct part *p, struct part_scratch *s, uint32_t number,
                                     void *stored, void *out, struct err *e);
 
-/* As in msg_read. PART_AGAIN: as PART_RESTORE, but past the bulk lane and the server's memory: for what came
- * damaged. */
-enum part_class { PART_RESTORE = 1, PART_FEED = 2, PART_AGAIN = 3 };
 /* Fetches stored chunks (by number, ascending; neighbours are coalesced into one range) of one part into
  * memory, which has part_fetch_bytes at least: calls `chunk` in order, on the connection's thread, as each is
  * there; it stays there. Blocks until all came or one failed; if one failed, chunks that were not given may
@@ -81,8 +83,8 @@ struct part_writer_options {
     unsigned verify_percent;
     uint64_t in_flight_bytes; /* sent and not answered; 0: 32 MiB */
     /* With it, part_writer_chunk takes `plain` over, may seal into it (it has CHUNK_STORED_BYTES_MAX bytes),
-     * and gives it back here, at the latest once the chunk was answered or has failed. On any thread, without locks. NULL: plain
-     * is only read, during the call. */
+     * and gives it back here, at the latest once the chunk was answered or has failed. On any thread, without
+     * locks. NULL: plain is only read, during the call. */
     void (*give)(void *arg, uint8_t *plain);
     void *give_arg;
 };

@@ -96,9 +96,9 @@ static int read_once(struct conn *conn, bool sealed, const struct id *run_id, co
         s.expected += ranges[i].bytes;
     }
     struct msg_read m = {.source = READ_SEGMENT,
-                         .class = class == PART_FEED    ? 2
-                                  : class == PART_AGAIN ? 1 | READ_ANEW
-                                                        : 1,
+                         .class = class == PART_FEED      ? 2
+                                  : class == PART_RESTORE ? 1
+                                                          : 1 | READ_ANEW,
                          .scope = *run_id,
                          .credit = UINT64_MAX >> 1,
                          .count = count,

@@ -31,7 +31,7 @@ struct range {
 };
 
 /* Reads ranges of one segment, one behind the other, into out. Asks again, from where it was, after a lost
- * connection. class: PART_RESTORE or PART_AGAIN. */
+ * connection. class: any but PART_FEED. */
 must_check int segment_read(struct conn *conn, const struct id *run_id, const struct id *segment,
                             enum part_class class, const struct range *ranges, uint32_t count, uint8_t *out,
                             struct err *e);

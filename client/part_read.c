@@ -159,7 +159,7 @@ static void part_clear(struct part *p)
 }
 
 int part_open(struct larder *c, struct conn *conn, const struct run *run, const struct commit *commit,
-              uint32_t rank, struct part **out, struct err *e)
+              uint32_t rank, enum part_class class, struct part **out, struct err *e)
 {
     const struct commit_part *cp = find_part(commit, rank);
     if (!cp)
@@ -173,7 +173,7 @@ int part_open(struct larder *c, struct conn *conn, const struct run *run, const 
         p->run_id = run->run_id;
         p->rank = rank;
         memcpy(p->run, run->name, sizeof p->run);
-        rc = part_read(p, conn, run, commit, cp, PART_RESTORE, edge, e);
+        rc = part_read(p, conn, run, commit, cp, class, edge, e);
     }
     if (rc < 0 && may_be_misread(e)) {
         part_clear(p);
@@ -220,7 +220,8 @@ static void *open_some(void *arg)
         if (i >= o->commit->world)
             return NULL;
         struct err e;
-        int rc = part_open(o->client, o->conn, o->run, o->commit, o->commit->parts[i].rank, &o->parts[i], &e);
+        int rc = part_open(o->client, o->conn, o->run, o->commit, o->commit->parts[i].rank, PART_RESTORE,
+                           &o->parts[i], &e);
         if (rc < 0) {
             pthread_mutex_lock(&o->lock);
             if (o->err.class == ERR_NONE)

@@ -205,7 +205,7 @@ static int deep_part(struct verify *v, struct conn *conn, const struct run *run,
                      uint32_t i, struct err *e)
 {
     struct part *p = NULL;
-    int rc = part_open(v->client, conn, run, c, c->parts[i].rank, &p, e);
+    int rc = part_open(v->client, conn, run, c, c->parts[i].rank, PART_VERIFY, &p, e);
     if (rc == -EBADMSG || rc == -ENOENT || rc == -EKEYREJECTED)
         return part_finding(v, c, i, e);
     if (rc < 0)
@@ -217,6 +217,7 @@ static int deep_part(struct verify *v, struct conn *conn, const struct run *run,
     int64_t before = v->damaged;
     struct fetch_job job = {
         .client = v->client,
+        .class = PART_VERIFY,
         .conns = &conn,
         .conn_count = 1,
         .memory_bytes = DEEP_MEMORY_BYTES,

@@ -105,7 +105,8 @@ enum join_state { JOIN_DURABLE = 1, JOIN_CHECK = 2 /* check the set, then OP_COM
 enum mark_action { MARK_ACTION_PIN = 1, MARK_ACTION_UNPIN = 2, MARK_ACTION_BAD = 3, MARK_ACTION_GOOD = 4 };
 enum scrub_level { SCRUB_STRUCTURE = 1, SCRUB_DATA = 2 };
 enum read_source { READ_SEGMENT = 1, READ_PUBLISHED = 2 };
-#define READ_ANEW 0x80u /* from the medium, whatever the server has in memory: for what came damaged */
+#define READ_ANEW \
+    0x80u /* from the medium, whatever the server has in memory: for verifying, and for what came damaged */
 /* Why prune would remove a commit, or keep it. */
 enum prune_reason {
     PRUNE_KEEP_LAST = 1,

@@ -356,6 +356,17 @@ def test_damage_goes_with_its_run(own_server, tmp_path):
     assert own_server.json("ckpt", "verify")["damaged"] == 0 and not victim.exists()
 
 
+def test_deep_verify_reads_the_medium(own_server, tmp_path):
+    """What the server has in memory from a restore a moment ago proves nothing about the disk."""
+    write_safetensors(tmp_path / "b.safetensors", {"w": ("U8", [3000000], random.Random(1).randbytes(3000000))})
+    own_server.larder("ckpt", "save", "run", 1, tmp_path / "b.safetensors")
+    own_server.larder("ckpt", "restore", "run", tmp_path / "o.safetensors")
+    damage_largest(own_server.folder, 2000000)
+    own_server.larder("ckpt", "restore", "run", tmp_path / "o.safetensors", "--force")  # from memory, as it was
+    deep = json.loads(own_server.larder("ckpt", "verify", "run", "--level", "deep", "--json", status=DAMAGE).stdout)
+    assert deep["damaged"] == 1 and deep["findings"][0]["tensor"] == "w"
+
+
 def test_damage_is_found_named_and_passed_over(own_server, tmp_path):
     small = {"t": ("U8", [10], b"0123456789")}
     big = {"w": ("U8", [3000000], random.Random(1).randbytes(3000000)), "t": ("U8", [10], b"0123456789")}
