@@ -72,7 +72,7 @@ help:
 	    'make bench-nginx  the same files by larderd and by nginx, in one run (installs nginx-light and curl)' \
 	    'make sim          thousands of seeds on the simulator' \
 	    'make soak         every proof for its share of HOURS=h (1), and a table of what it reached; T=word' \
-    'make stress       10,000 saves from devices (the stand-in), each overwritten at once; SAVES=n' \
+	    'make stress       10,000 saves from devices (the stand-in), each overwritten at once; SAVES=n' \
 	    'make fuzz         every fuzz target; FUZZ_SECONDS=n, T=word' \
 	    'make tidy         cppcheck, formatting and the checks of the house rules' \
 	    'make install      below PREFIX (/usr/local), DESTDIR before it; make uninstall takes it away' \
@@ -212,13 +212,13 @@ tests: all $(UNIT) $(STANDINS) $(BUILD)/gpu-bench $(BUILD)/tests/sim/campaign
 FUZZ_SECONDS ?= 60
 FUZZ_SAN := address,undefined
 FUZZERS := $(patsubst tests/fuzz/%.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
+FUZZ_FORMAT := $(patsubst %.c,build/fuzz/obj/%.o,$(call sources,format))
 # Fuzzers hold their own sanitizers: a build with SAN= leaves them out, and so do words that do not ask for them.
 FUZZ_IN_CHECK := $(if $(SAN),,$(if $(T),$(findstring fuzz,$(T)),yes))
 
 # Ends with "N passed, N failed, N skipped".
 check: tests $(if $(FUZZ_IN_CHECK),$(if $(shell command -v clang),$(FUZZERS)))
 	$(Q)BUILD=$(BUILD) FUZZ_SECONDS=$(if $(FUZZ_IN_CHECK),$(FUZZ_SECONDS),0) tests/run $(T)
-FUZZ_FORMAT := $(patsubst %.c,build/fuzz/obj/%.o,$(call sources,format))
 
 build/fuzz/obj/%.o: %.c | deps-quick
 	$(call say,CC,$<)

@@ -19,6 +19,7 @@
 
 #include "client/larder.h"
 #include "tests/support/daemon.h"
+#include "tests/support/good.h"
 #include "tests/support/standin.h"
 
 #define DEVICES     2
@@ -26,13 +27,6 @@
 #define LARGE_EVERY 40 /* saves; the large tensor takes several chunks */
 #define SCRIBBLE    0xee
 #define STAGING     (24u << 20) /* one slot for each kind of tensor: the large one goes in waves */
-
-#define GOOD(call)                                     \
-    do {                                               \
-        int rc_ = (call);                              \
-        if (rc_ < 0)                                   \
-            fail_msg("%s: %d %s", #call, rc_, e.text); \
-    } while (0)
 
 /* span: bytes of the memory that the strides reach over. */
 static const struct plan {

@@ -20,19 +20,13 @@
 
 #include "client/larder.h"
 #include "tests/support/daemon.h"
+#include "tests/support/good.h"
 
 #define BYTES  (6u << 20)
 #define ROUNDS 8
 
 static struct daemon server;
 static uint64_t rng;
-
-#define GOOD(call)                                     \
-    do {                                               \
-        int rc_ = (call);                              \
-        if (rc_ < 0)                                   \
-            fail_msg("%s: %d %s", #call, rc_, e.text); \
-    } while (0)
 
 static uint64_t draw(uint64_t below)
 {

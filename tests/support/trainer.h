@@ -8,19 +8,13 @@
 
 #include "client/larder.h"
 #include "tests/support/daemon.h"
+#include "tests/support/good.h"
 #include "tests/support/standin.h"
 
 #define TRAINER_SETTINGS "devices=2 memory=256M seed=11 delay_us=200"
 #define TRAINER_DEVICES  2
 
 /* Fails the test with what the call said in `e`. */
-#define GOOD(call)                                     \
-    do {                                               \
-        int rc_ = (call);                              \
-        if (rc_ < 0)                                   \
-            fail_msg("%s: %d %s", #call, rc_, e.text); \
-    } while (0)
-
 struct trainer {
     const struct standin *cuda;
     struct memory *device[TRAINER_DEVICES];

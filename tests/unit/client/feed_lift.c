@@ -19,6 +19,7 @@
 #include "client/dlpack.h"
 #include "client/feed_private.h"
 #include "tests/support/feed_world.h"
+#include "tests/support/good.h"
 #include "tests/support/standin.h"
 
 #define SETTINGS     "devices=2 memory=64M seed=3 delay_us=300"
@@ -26,13 +27,6 @@
 #define FIELDS_MAX   8
 
 static const struct standin *cuda;
-
-#define GOOD(call)                                     \
-    do {                                               \
-        int rc_ = (call);                              \
-        if (rc_ < 0)                                   \
-            fail_msg("%s: %d %s", #call, rc_, e.text); \
-    } while (0)
 
 /* A consumer with a stream of its own on device 1. */
 struct consumer {

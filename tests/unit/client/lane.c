@@ -15,18 +15,12 @@
 
 #include "client/larder.h"
 #include "tests/support/daemon.h"
+#include "tests/support/good.h"
 #include "tests/support/tamper.h"
 
 #define MIB   (1u << 20)
 #define BYTES (24u * MIB)
 #define EVER  1000000u
-
-#define GOOD(call)                                     \
-    do {                                               \
-        int rc_ = (call);                              \
-        if (rc_ < 0)                                   \
-            fail_msg("%s: %d %s", #call, rc_, e.text); \
-    } while (0)
 
 static struct daemon server;
 static struct tamper *path;

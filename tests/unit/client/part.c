@@ -14,14 +14,8 @@
 
 #include "client/larder.h"
 #include "tests/support/folder.h"
+#include "tests/support/good.h"
 #include "tests/support/shelf.h"
-
-#define GOOD(call)                                     \
-    do {                                               \
-        int rc_ = (call);                              \
-        if (rc_ < 0)                                   \
-            fail_msg("%s: %d %s", #call, rc_, e.text); \
-    } while (0)
 
 enum place { HEADER, TRAILER, CHUNK, PLACES };
 

@@ -15,15 +15,9 @@
 
 #include "client/larder.h"
 #include "tests/support/daemon.h"
+#include "tests/support/good.h"
 
 static struct daemon server;
-
-#define GOOD(call)                                     \
-    do {                                               \
-        int rc_ = (call);                              \
-        if (rc_ < 0)                                   \
-            fail_msg("%s: %d %s", #call, rc_, e.text); \
-    } while (0)
 
 static struct larder_save_options options(const char *run, uint64_t step)
 {

@@ -16,6 +16,7 @@
 
 #include "client/larder.h"
 #include "tests/support/daemon.h"
+#include "tests/support/good.h"
 
 #define FIRST_BYTES (3u << 20)
 #define LAST_BYTES  (48u << 20) /* more than 8 MiB of staging and 32 MiB on their way; also less is saved */
@@ -25,13 +26,6 @@ static struct daemon server;
 static struct proxy *proxy;
 static char proxied[320];
 static uint8_t *memory;
-
-#define GOOD(call)                                     \
-    do {                                               \
-        int rc_ = (call);                              \
-        if (rc_ < 0)                                   \
-            fail_msg("%s: %d %s", #call, rc_, e.text); \
-    } while (0)
 
 /* Rank 0 of two: what matters least is added first. */
 static struct larder_save *begin(struct larder *c, const char *run, uint64_t step, unsigned deadline_ms,
