@@ -135,13 +135,13 @@ static bool take_units(struct extents *x, uint32_t frame, uint32_t units, struct
     return false;
 }
 
-static bool take_room(struct extents *x, struct extent *e)
+static bool take_room(struct extents *x, struct extent *e, bool evict)
 {
     uint32_t units = (e->room + UNIT_BYTES - 1) / UNIT_BYTES;
     for (uint32_t f = 0; f < x->frame_count; f++)
         if (take_units(x, f, units, e))
             return true;
-    while (!list_empty(&x->idle)) {
+    while (evict && !list_empty(&x->idle)) {
         struct extent *oldest = container_of(x->idle.next, struct extent, idle);
         uint32_t frame = oldest->frame;
         extent_free(x, oldest);
@@ -151,7 +151,8 @@ static bool take_room(struct extents *x, struct extent *e)
     return false;
 }
 
-static struct extent *extent_make(struct extents *x, uint32_t room)
+/* evict: what is left there goes for it. */
+static struct extent *extent_make(struct extents *x, uint32_t room, bool evict)
 {
     struct extent *e = calloc(1, sizeof *e);
     void *own;
@@ -163,7 +164,7 @@ static struct extent *extent_make(struct extents *x, uint32_t room)
     list_init(&e->waiting);
     e->room = room;
     e->refs = 1;
-    if (!take_room(x, e)) {
+    if (!take_room(x, e, evict)) {
         if (posix_memalign(&own, BLOCK_BYTES, block_align(room)) != 0) {
             free(e);
             return NULL;
@@ -318,7 +319,7 @@ static bool join(struct extents *x, struct extent *e, const struct extent_want *
 static int enter(struct extents *x, const struct extent_want *want, uint64_t begin, uint64_t end,
                  struct extent_wait *w)
 {
-    struct extent *e = extent_make(x, (uint32_t)(end - begin));
+    struct extent *e = extent_make(x, (uint32_t)(end - begin), true);
     if (!e)
         return -ENOMEM;
     e->key = want->key;
@@ -371,7 +372,7 @@ void extent_read(struct extents *x, struct extent *e, uint32_t bytes, uint64_t n
 struct extent *extent_private(struct extents *x, uint32_t n)
 {
     pthread_mutex_lock(&x->lock);
-    struct extent *e = extent_make(x, n);
+    struct extent *e = extent_make(x, n, false);
     pthread_mutex_unlock(&x->lock);
     return e;
 }

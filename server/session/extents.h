@@ -81,7 +81,8 @@ void extents_destroy(struct extents *x); /* nobody holds any; NULL allowed */
 must_check int extent_get(struct extents *x, const struct extent_want *want, struct extent_wait *w);
 /* The read has ended: with so many bytes, or e->err is filled. Tells all who wait. */
 void extent_read(struct extents *x, struct extent *e, uint32_t bytes, uint64_t now_ms);
-/* Memory that is found by nobody else, n <= EXTENT_BYTES_MAX. NULL: no memory */
+/* Memory that is found by nobody else, n <= EXTENT_BYTES_MAX; what is left in the arena does not go for it.
+ * NULL: no memory */
 must_check struct extent *extent_private(struct extents *x, uint32_t n);
 void extent_put(struct extents *x, struct extent *e); /* NULL allowed */
 

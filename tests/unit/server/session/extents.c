@@ -346,6 +346,24 @@ static void private_memory_is_found_by_nobody(void **state)
     assert_false(extents_crowded(f->x));
 }
 
+static void private_memory_takes_nothing_away(void **state)
+{
+    struct fixture *f = *state;
+    struct reader r;
+    struct extent *own[4];
+    for (uint64_t i = 0; i < 4; i++)
+        assert_int_equal(read_once(f, &r, i), 1);
+    for (int i = 0; i < 4; i++) {
+        own[i] = extent_private(f->x, MIB);
+        assert_non_null(own[i]);
+        memset(own[i]->memory, 77, MIB);
+    }
+    for (uint64_t i = 0; i < 4; i++)
+        assert_int_equal(read_once(f, &r, i), 0);
+    for (int i = 0; i < 4; i++)
+        extent_put(f->x, own[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -360,6 +378,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(small_ones_take_little_room, setup, teardown),
         cmocka_unit_test_setup_teardown(a_full_arena_stalls_nobody, setup, teardown),
         cmocka_unit_test_setup_teardown(private_memory_is_found_by_nobody, setup, teardown),
+        cmocka_unit_test_setup_teardown(private_memory_takes_nothing_away, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
