@@ -114,6 +114,42 @@ static int chunk_arrived(void *arg, uint32_t number, uint8_t *stored, size_t n, 
     return stop ? err_set(e, ERR_CANCELLED, "another chunk failed") : 0;
 }
 
+/* With the lock held: the slot is free again. */
+static void await_decoded(struct fetch *f, struct fetcher *t)
+{
+    while (t->undecoded > 0)
+        pthread_cond_wait(&t->decoded, &f->lock);
+}
+
+/* Does a failed read speak of the chunk's bytes (the disk cannot read them, they are not there)? */
+static bool is_of_bytes(int rc)
+{
+    return rc == -EIO || rc == -EBADMSG;
+}
+
+/* What a batch failed to bring, each chunk for itself: bytes that cannot be read are damage of their chunk
+ * alone. */
+static int fetch_apart(struct fetch *f, struct fetcher *t, struct err *e)
+{
+    const struct fetch_job *job = f->job;
+    int rc = 0;
+    while (rc == 0 && t->given < t->count) {
+        pthread_mutex_lock(&f->lock);
+        await_decoded(f, t);
+        pthread_mutex_unlock(&f->lock);
+        size_t item = t->first + t->given;
+        rc = part_fetch(job->items[item].part, t->conn, PART_AGAIN, &t->numbers[t->given], 1, t->memory,
+                        SLOT_BYTES, chunk_arrived, t, e);
+        if (is_of_bytes(rc)) {
+            e->class = ERR_CORRUPT;
+            e->errnum = EBADMSG;
+            rc = job->damaged(job->arg, item, e);
+            t->given++;
+        }
+    }
+    return rc;
+}
+
 static void *fetch_some(void *arg)
 {
     struct fetcher *t = arg;
@@ -124,11 +160,12 @@ static void *fetch_some(void *arg)
         struct err e;
         int rc = part_fetch(f->job->items[t->first].part, t->conn, f->job->class, t->numbers, t->count,
                             t->memory, SLOT_BYTES, chunk_arrived, t, &e);
+        if (is_of_bytes(rc))
+            rc = fetch_apart(f, t, &e);
         pthread_mutex_lock(&f->lock);
         if (rc < 0)
             fetch_fail(f, &e);
-        while (t->undecoded > 0)
-            pthread_cond_wait(&t->decoded, &f->lock);
+        await_decoded(f, t);
     }
     f->fetching--;
     pthread_cond_broadcast(&f->changed);
@@ -166,7 +203,7 @@ static int decode(struct fetch *f, struct part_scratch *s, const struct ready *r
         return rc;
     struct err again; /* damaged on the way, or by a bad read of a good disk? */
     int rc2 = fetch_one(i->part, r->from->conn, s, i->chunk, plain, &again);
-    if (rc2 < 0 && rc2 != -EBADMSG)
+    if (rc2 == -EIO)
         return rc; /* what was found first stands */
     if (rc2 < 0)
         *e = again;

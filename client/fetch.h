@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Many chunks of many parts, fetched over several connections, decoded on several threads, in bounded memory:
- * what restore and deep verify run on. Every stored chunk is read once; one that arrives damaged is read once
- * more before it counts as damaged.
+ * what restore and deep verify run on. Every stored chunk is read once; one that arrives damaged, or that the
+ * server's disk cannot read, is read once more before it counts as damaged.
  */
 #ifndef LARDER_CLIENT_FETCH_H
 #define LARDER_CLIENT_FETCH_H
@@ -37,7 +37,8 @@ struct fetch_job {
     int (*good)(void *arg, size_t item, uint8_t *plain, uint32_t n, bool there, struct err *e);
     /* With room: the memory is not used any more by the thread, which always says so. */
     void (*done)(void *arg, uint8_t *plain);
-    /* A chunk that is damaged. Returns 0 to go on with the others. */
+    /* A chunk that is damaged or cannot be read; also on fetching threads. Returns 0 to go on with the
+     * others. */
     int (*damaged)(void *arg, size_t item, const struct err *why);
     void *arg;
     atomic_ullong *fetched_bytes; /* counted up; may be NULL */

@@ -143,7 +143,7 @@ static int part_read(struct part *p, struct conn *conn, const struct run *run, c
 /* Bytes that do not stand their checks: a disk may have read them wrongly once. */
 static bool may_be_misread(const struct err *e)
 {
-    return e->class == ERR_CORRUPT || e->class == ERR_VERSION || e->class == ERR_KEY;
+    return e->class == ERR_CORRUPT || e->class == ERR_IO || e->class == ERR_VERSION || e->class == ERR_KEY;
 }
 
 static void part_clear(struct part *p)

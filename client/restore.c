@@ -44,7 +44,7 @@ static int open_commit(struct larder_restore *r, enum commit_select select, uint
 /* Damage of what is stored: another checkpoint may be fine. Not: wrong key, network, memory. */
 static bool is_damage(int rc)
 {
-    return rc == -EBADMSG || rc == -ENOENT || rc == -EILSEQ;
+    return rc == -EBADMSG || rc == -EIO || rc == -ENOENT || rc == -EILSEQ;
 }
 
 /* So that nobody tries it again (C12). Best effort: a reader may not. */

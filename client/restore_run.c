@@ -309,10 +309,11 @@ static int report(struct running *g, struct err *e)
     if (r->damage_count == 0)
         return 0;
     char name[160];
-    const char *tensor = r->damage[0].tensor;
+    const char *tensor = err_quote(name, sizeof name, r->damage[0].tensor, strlen(r->damage[0].tensor));
     *e = g->first;
-    return err_prepend(e, "tensor \"%s\" and %zu other places are damaged",
-                       err_quote(name, sizeof name, tensor, strlen(tensor)), r->damage_count - 1);
+    if (r->damage_count == 1)
+        return err_prepend(e, "tensor \"%s\" is damaged", tensor);
+    return err_prepend(e, "tensor \"%s\" and %zu more places are damaged", tensor, r->damage_count - 1);
 }
 
 /* Copies to devices come after what the callers gave to their streams. */

@@ -206,7 +206,7 @@ static int deep_part(struct verify *v, struct conn *conn, const struct run *run,
 {
     struct part *p = NULL;
     int rc = part_open(v->client, conn, run, c, c->parts[i].rank, PART_VERIFY, &p, e);
-    if (rc == -EBADMSG || rc == -ENOENT || rc == -EKEYREJECTED)
+    if (rc == -EBADMSG || rc == -EIO || rc == -ENOENT || rc == -EKEYREJECTED)
         return part_finding(v, c, i, e);
     if (rc < 0)
         return rc;
@@ -243,7 +243,7 @@ static int deep_commit(struct verify *v, struct conn *conn, const struct run *ru
 {
     struct commit c;
     int rc = run_commit(v->client, run, SELECT_SEQUENCE, sequence, &c, NULL, e);
-    if (rc == -EBADMSG) { /* the record itself */
+    if (rc == -EBADMSG || rc == -EIO) { /* the record itself */
         char object[64];
         snprintf(object, sizeof object, "commit record %llu", (unsigned long long)sequence);
         struct larder_finding f = {.object = object, .sequence = sequence, .chunk = -1};

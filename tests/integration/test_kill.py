@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Goal: what was acknowledged survives any kill of the server, and what was not is never half there.
+"""Goal: what was acknowledged survives any kill of the server and failure of its disk, and what was not is never half there.
 
 Method: two writers save steps of their own runs one after the other while a third party prunes one of them; larderd is
 killed with SIGKILL at random moments and started again on the same folder and port, on each file system in turn. At the end every acknowledged
 step that the rules keep must be listed, verify must find no damage at any level, and the newest must restore to the
 bytes that were saved. The seed is printed; LARDER_TEST_SEED repeats it, LARDER_TEST_KILLS makes it longer.
 """
+import mmap
 import os
 import random
 import signal
@@ -120,6 +121,40 @@ def test_a_flipped_byte_is_found_named_and_not_restored(own_server, tmp_path):
     assert not out.exists()
     server.larder("ckpt", "restore", "run", 1, out)
     assert read_safetensors(out)[0] == weights("flip", 3_000_000)
+
+
+def test_what_the_disk_cannot_read_is_named_and_the_rest_comes_back(disks, tmp_path):
+    """Btrfs answers a read of bytes that do not match its own checksum with EIO, as a disk does with a bad sector."""
+    disk, file, out = disks("btrfs", 1024), tmp_path / "w.safetensors", tmp_path / "out.safetensors"
+    server = Server(disk.mount / "dev")
+    tensors = {f"t{i}": ("U8", [3 << 20], random.Random(i).randbytes(3 << 20)) for i in range(4)}
+    write_safetensors(file, tensors)
+    for step in (1, 2):
+        server.larder("ckpt", "save", "run", step, file)
+    newest = max(server.folder.rglob("s-*"), key=lambda p: p.stat().st_mtime)
+    stored = newest.read_bytes()[6 << 20:][:64]
+    server.stop()
+    assert disk.detach()
+    with open(disk.image, "r+b") as f, mmap.mmap(f.fileno(), 0) as image:
+        at = image.find(stored)
+        assert at > 0 and image.find(stored, at + 1) < 0
+        image[at:at + 64] = bytes(64)
+    disk.attach()
+    with pytest.raises(OSError):
+        newest.read_bytes()
+    server.start()
+    try:
+        found = server.larder("ckpt", "verify", "run", "--level", "scrub", status=DAMAGE)
+        assert newest.name in found.stdout
+        found = server.json("ckpt", "verify", "run", "--level", "deep", status=DAMAGE)
+        assert [(x["tensor"], x["step"], x["class"]) for x in found["findings"]] == [("t1", 2, "corrupt")]
+        damaged = server.larder("ckpt", "restore", "run", out, status=DAMAGE)
+        assert "damaged: tensor t1, " in damaged.stderr and damaged.stderr.count("larder: damaged: ") == 1
+        assert "Input/output error" in damaged.stderr and not out.exists()
+        server.larder("ckpt", "restore", "run", 1, out)
+        assert read_safetensors(out)[0] == tensors
+    finally:
+        server.stop()
 
 
 def test_a_full_disk_fails_the_save_and_nothing_else(tmp_path, disks):
