@@ -182,6 +182,12 @@ $(BUILD)/scarce/%.o: $(BUILD)/obj/%.o
 	$(Q)mkdir -p $(@D)
 	$(Q)objcopy $(foreach f,$(SCARCE),--redefine-sym $(f)=scarce_$(f)) $< $@
 
+$(BUILD)/tests/fault/allocations: | $(BUILD)/tests/scarce-larderd
+$(BUILD)/tests/scarce-larderd: $(call scarce,$(BUILD)/obj/server/main.o $(SERVER) $(FORMAT)) $(BUILD)/obj/tests/support/scarce.o
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(LINK) $^ -o $@ $(FORMAT_LIBS) $(SERVER_LIBS)
+
 $(BUILD)/tests/fault/allocations: $(BUILD)/obj/tests/fault/allocations.o $(SUPPORT) $(SERVER) $(call scarce,$(CLIENT) $(GPUDIRECT) $(FORMAT))
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)

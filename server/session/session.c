@@ -364,13 +364,14 @@ static int give_input(struct session *s, size_t n, struct err *e)
     return r == 0 && n > 0 ? channel_input(s->channel, p, n, e) : r;
 }
 
-/* TLS tells the peer why by an alert; who opens a lane wrongly is told nothing. */
+/* TLS tells the peer why by an alert, if there was memory for one; who opens a lane wrongly is told nothing.
+ */
 static void refuse_connection(struct session *s, const char *why)
 {
     bool lane = s->opening_bytes > 0;
     if (lane)
         metric_add(METRIC_lanes_refused, 1);
-    session_close(s, !lane, why);
+    session_close(s, !lane && session_output_bytes(s) > 0, why);
 }
 
 static void input(struct session *s, size_t n)

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Goal: memory that runs out in a trainer's process, at whatever moment, fails the call that needed it, with
- * a reason, and nothing else: nothing acknowledged is lost, nothing hangs or leaks, and the next call works.
- * Method: each piece of work that a client does against a real larderd, with its first allocation failing,
- * then its second, until one goes through undisturbed (scarce.h). After each failure the same work is done on
- * the same client; then that is closed, and all memory must be back.
+ * Goal: memory that runs out in a trainer's process, or in larderd while it serves one, at whatever moment,
+ * fails the call that needed it, with a reason, and nothing else: nothing acknowledged is lost, nothing hangs
+ * or leaks, and the next call works. Method: each piece of work that a client does against a real larderd,
+ * with the client's first allocation failing, then its second, until one goes through undisturbed
+ * (scarce.h); then the same with those of the server, each fifth of them (LARDER_TEST_EVERY; from where on,
+ * LARDER_TEST_SEED says). After each failure the same work is done on the same
+ * client; then that is closed, and all memory must be back: in the server after each kind of work, since it
+ * keeps some things for a while.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,9 +26,10 @@
 #include "tests/support/larderd.h"
 #include "tests/support/scarce.h"
 
-#define HANG_S  120 /* one try; they take some milliseconds */
-#define ROWS    700u
-#define COLUMNS 100u
+#define HANG_S   120 /* one try; they take some milliseconds */
+#define ROWS     700u
+#define COLUMNS  100u
+#define KEPT_MAX 64u /* pieces that larderd keeps for a while, of the last session */
 
 static struct larderd server;
 static char folder[256];
@@ -310,41 +314,61 @@ static int scratch(struct larder_error *e)
 
 typedef int work(struct larder_error *e);
 
+static bool of_server; /* its memory runs out, and not the client's */
+static unsigned mistakes;
+static uint64_t total;
+
 static bool opens_itself(work *w)
 {
     return w == begin;
 }
 
-static void close_all(const char *when)
+/* Some work of larderd's is tried on connections and lanes that are there; the others include their making,
+ * and the client's patience with each that fails. */
+static bool is_connected_before(work *w)
 {
-    struct larder_error e = {0};
+    return of_server && w != begin && w != save;
+}
+
+static void nothing_held(const char *when, size_t but)
+{
     char text[200];
-    if (client && close_client(&e) < 0)
-        fail_msg("%s: closing: %s", when, e.text);
     scarce_describe(text, sizeof text);
-    if (scarce_held())
+    if (scarce_held() > but)
         fail_msg("%s: %zu pieces of memory are not given back, the first of %s", when, scarce_held(), text);
 }
 
-/* A thread that cannot be started is told as the resource that is busy. */
+static void close_all(const char *when)
+{
+    struct larder_error e = {0};
+    if (client && close_client(&e) < 0)
+        fail_msg("%s: closing: %s", when, e.text);
+    if (!of_server)
+        nothing_held(when, 0);
+}
+
+/* A thread that cannot be started is told as the resource that is busy; a server that cannot answer hangs
+ * up. */
 static bool says_so(const struct larder_error *e)
 {
     bool thread = strncmp(scarce_failed(), "pthread_create", 14) == 0;
-    return e->kind == (thread ? LARDER_BUSY : LARDER_NO_MEMORY) && strlen(e->text) > 10;
+    enum larder_class expected = thread ? LARDER_BUSY : LARDER_NO_MEMORY;
+    return (e->kind == expected || (of_server && e->kind == LARDER_NETWORK)) && strlen(e->text) > 10;
 }
-
-static unsigned mistakes;
-static uint64_t total;
 
 /* One try; false: the work was done before so many allocations. */
 static bool try_with(work *w, uint64_t at, uint64_t *failures)
 {
     struct larder_error e = {0};
     char when[1200];
+    snprintf(when, sizeof when, "allocation %llu", (unsigned long long)at);
     alarm(HANG_S);
-    scarce_watch();
+    if (!of_server)
+        scarce_watch();
     if (!opens_itself(w))
         assert_int_equal(open_client(&e), 0);
+    if (is_connected_before(w) && w(&e) < 0)
+        fail_msg("before %s: %s", when, e.text);
     scarce_begin(at, NULL);
     int rc = w(&e);
     (void)scarce_end();
@@ -362,22 +386,35 @@ static bool try_with(work *w, uint64_t at, uint64_t *failures)
     return scarce_failed()[0] != 0;
 }
 
+static uint64_t number(const char *variable, uint64_t otherwise)
+{
+    const char *given = getenv(variable);
+    return given ? strtoull(given, NULL, 0) : otherwise;
+}
+
 static void run_short(work *w)
 {
-    uint64_t at = 1, failures = 0;
+    uint64_t every = of_server ? number("LARDER_TEST_EVERY", 5) : 1, tries = 0, failures = 0;
+    uint64_t at = 1 + number("LARDER_TEST_SEED", 0) % every;
     mistakes = 0;
     struct larder_error e = {0};
-    assert_int_equal(open_client(&e), 0); /* what libraries keep for themselves they have from here on */
-    if (!opens_itself(w) && w(&e) < 0)
-        fail_msg("%s", e.text);
-    assert_int_equal(close_client(&e), 0);
-    while (try_with(w, at, &failures))
-        at++;
-    print_message("# %llu allocations failed, %llu times the work did\n", (unsigned long long)at - 1,
+    for (int i = 0; i < 2; i++) { /* what libraries keep for themselves they have from here on */
+        assert_int_equal(open_client(&e), 0);
+        if (!opens_itself(w) && w(&e) < 0)
+            fail_msg("%s", e.text);
+        assert_int_equal(close_client(&e), 0);
+    }
+    if (of_server)
+        scarce_watch();
+    for (; try_with(w, at, &failures); at += every)
+        tries++;
+    print_message("# %llu allocations failed, %llu times the work did\n", (unsigned long long)tries,
                   (unsigned long long)failures);
-    total += at - 1;
-    assert_true(at > 10);
+    total += tries;
+    assert_true(tries * every > 10);
     assert_int_equal(mistakes, 0);
+    if (of_server && w != save && w != import) /* of what these make it knows more each time */
+        nothing_held("all those", KEPT_MAX);
 }
 
 #define TEST(name)                        \
@@ -399,36 +436,50 @@ TEST(verify)
 TEST(operate)
 TEST(scratch)
 
-static int start(void **state)
+static int start(const char *program)
 {
     struct larder_error e = {0};
-    (void)state;
-    folder_make(folder, sizeof folder);
-    corpus_make(&corpus, 5, 3, 8, 3000);
-    files = corpus_write(&corpus, folder);
-    larderd_start(&server, folder);
+    larderd_start_as(&server, program, folder);
     if (open_client(&e) < 0 || save_run("old", &e) < 0 || save(&e) < 0 || import(&e) < 0 ||
         close_client(&e) < 0) {
         print_error("%s\n", e.text);
         return -1;
     }
+    total = 0;
     return 0;
+}
+
+static int start_client(void **state)
+{
+    (void)state;
+    return start("larderd");
+}
+
+static int start_server(void **state)
+{
+    char file[300];
+    (void)state;
+    snprintf(file, sizeof file, "%s.scarce", folder);
+    of_server = true;
+    scarce_of_another(file);
+    setenv(SCARCE_ENVIRONMENT, file, 1);
+    int rc = start("tests/scarce-larderd");
+    unlink(file); /* both have it */
+    return rc;
 }
 
 static int stop(void **state)
 {
     (void)state;
-    print_message("# %llu client allocations failed\n", (unsigned long long)total);
+    print_message("# %llu %s allocations failed\n", (unsigned long long)total,
+                  of_server ? "server" : "client");
     larderd_remove(&server);
-    corpus_paths_free(files);
-    corpus_free(&corpus);
-    folder_remove(folder);
     return 0;
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
+    const struct CMUnitTest of_client[] = {
         cmocka_unit_test(test_begin),          cmocka_unit_test(test_save),
         cmocka_unit_test(test_restore),        cmocka_unit_test(test_import),
         cmocka_unit_test(test_read_dataset),   cmocka_unit_test(test_feed_sealed),
@@ -436,5 +487,20 @@ int main(void)
         cmocka_unit_test(test_list),           cmocka_unit_test(test_verify),
         cmocka_unit_test(test_operate),        cmocka_unit_test(test_scratch),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    const struct CMUnitTest of_larderd[] = {
+        cmocka_unit_test(test_begin),          cmocka_unit_test(test_save),
+        cmocka_unit_test(test_restore),        cmocka_unit_test(test_import),
+        cmocka_unit_test(test_read_dataset),   cmocka_unit_test(test_feed_sealed),
+        cmocka_unit_test(test_feed_published), cmocka_unit_test(test_list),
+        cmocka_unit_test(test_verify),         cmocka_unit_test(test_operate),
+    };
+    folder_make(folder, sizeof folder);
+    corpus_make(&corpus, 5, 3, 8, 3000);
+    files = corpus_write(&corpus, folder);
+    int failed = cmocka_run_group_tests(of_client, start_client, stop);
+    failed += cmocka_run_group_tests(of_larderd, start_server, stop);
+    corpus_paths_free(files);
+    corpus_free(&corpus);
+    folder_remove(folder);
+    return failed;
 }

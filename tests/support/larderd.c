@@ -22,7 +22,7 @@ static void child(const struct larderd *d, int out)
 {
     char program[512];
     const char *build = getenv("BUILD");
-    snprintf(program, sizeof program, "%s/larderd", build ? build : "build");
+    snprintf(program, sizeof program, "%s/%s", build ? build : "build", d->program);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     dup2(out, STDOUT_FILENO);
     dup2(out, STDERR_FILENO);
@@ -79,7 +79,12 @@ static void publish_folder(struct larderd *d, const char *path)
 
 void larderd_start(struct larderd *d, const char *publish)
 {
-    *d = (struct larderd){.address = "127.0.0.1:0"};
+    larderd_start_as(d, "larderd", publish);
+}
+
+void larderd_start_as(struct larderd *d, const char *program, const char *publish)
+{
+    *d = (struct larderd){.address = "127.0.0.1:0", .program = program};
     folder_make(d->folder, sizeof d->folder);
     run(d);
     if (publish) {

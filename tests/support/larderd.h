@@ -8,13 +8,16 @@
 
 struct larderd {
     char folder[256];
-    char address[64]; /* the same over restarts */
-    pid_t pid;        /* 0: not running */
+    char address[64];    /* the same over restarts */
+    pid_t pid;           /* 0: not running */
+    const char *program; /* below the build folder */
 };
 
 /* Makes a folder with everything (larderd --dev) and starts it. publish: a folder to be served as tar shards
  * under the name "published", or NULL. */
 void larderd_start(struct larderd *d, const char *publish);
+/* The same with another program of the build folder in place of "larderd". */
+void larderd_start_as(struct larderd *d, const char *program, const char *publish);
 /* Ends it with the signal and waits until it is gone. */
 void larderd_end(struct larderd *d, int signal);
 /* Starts it again where it was. */

@@ -5,12 +5,14 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <execinfo.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <openssl/bio.h>
 #include <openssl/evp.h>
@@ -22,45 +24,82 @@
 #define FRAMES_MAX 12
 #define SLOTS      (1u << 18) /* open addressing; a test that takes more at once is too large */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool on, watching;
-static uint64_t calls, fails_at;
-static bool (*counts_now)(void);
-static char failed[1024];
-static struct slot {
-    const void *p; /* NULL: never used; &gone: given back */
-    const void *caller;
-    size_t n;
-} slots[SLOTS];
-static const char gone;
-static size_t held, marks;
+struct slot {
+    const void *p;    /* NULL: never used; GONE: given back */
+    size_t n, caller; /* from where the program begins, as addr2line wants it */
+};
+
+struct state {
+    pthread_mutex_t lock;
+    bool on, watching;
+    uint64_t calls, fails_at;
+    bool (*counts_now)(void);
+    char failed[1024];
+    struct slot slots[SLOTS];
+    size_t held, marks;
+};
+
+extern const char __executable_start;
+
+#define GONE ((const void *)1)
+
+static struct state own = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static struct state *mine = &own;  /* of what this process calls */
+static struct state *asked = &own; /* that the test speaks of */
+
+static struct state *attach(const char *path)
+{
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    check(fd >= 0 && ftruncate(fd, sizeof(struct state)) == 0);
+    struct state *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    check(s != MAP_FAILED);
+    close(fd);
+    return s;
+}
+
+static __attribute__((constructor)) void begin_elsewhere(void)
+{
+    const char *path = getenv(SCARCE_ENVIRONMENT);
+    if (path)
+        mine = attach(path);
+}
+
+void scarce_of_another(const char *path)
+{
+    pthread_mutexattr_t shared;
+    asked = attach(path);
+    pthread_mutexattr_init(&shared);
+    pthread_mutexattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_mutex_init(&asked->lock, &shared);
+    pthread_mutexattr_destroy(&shared);
+}
 
 void scarce_begin(uint64_t fail_at, bool (*counts)(void))
 {
-    pthread_mutex_lock(&lock);
-    calls = 0;
-    fails_at = fail_at;
-    counts_now = counts;
-    failed[0] = 0;
-    on = true;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&asked->lock);
+    asked->calls = 0;
+    asked->fails_at = fail_at;
+    asked->counts_now = counts;
+    asked->failed[0] = 0;
+    asked->on = true;
+    pthread_mutex_unlock(&asked->lock);
 }
 
 uint64_t scarce_end(void)
 {
-    pthread_mutex_lock(&lock);
-    on = false;
-    uint64_t n = calls;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&asked->lock);
+    asked->on = false;
+    uint64_t n = asked->calls;
+    pthread_mutex_unlock(&asked->lock);
     return n;
 }
 
 const char *scarce_failed(void)
 {
-    return failed;
+    return asked->failed;
 }
 
-/* "program+0x12ab" as addr2line wants it. */
+/* "program+0x12ab" */
 static int place(char *out, size_t size, const void *address)
 {
     Dl_info i;
@@ -71,24 +110,26 @@ static int place(char *out, size_t size, const void *address)
                     (size_t)((const char *)address - (const char *)i.dli_fbase) - 1);
 }
 
-static void describe_call(const char *function)
+static void describe_call(struct state *s, const char *function)
 {
     void *frames[FRAMES_MAX];
-    int n = backtrace(frames, FRAMES_MAX), at = snprintf(failed, sizeof failed, "%s from", function);
-    for (int i = 3; i < n && at + 200 < (int)sizeof failed; i++)
-        at += place(failed + at, sizeof failed - (size_t)at, frames[i]);
+    int n = backtrace(frames, FRAMES_MAX);
+    int at = snprintf(s->failed, sizeof s->failed, "%s from", function);
+    for (int i = 3; i < n && at + 200 < (int)sizeof s->failed; i++)
+        at += place(s->failed + at, sizeof s->failed - (size_t)at, frames[i]);
 }
 
 /* Does this call fail? */
 static __attribute__((noinline)) bool fails(const char *function)
 {
+    struct state *s = mine;
     bool now = false;
-    pthread_mutex_lock(&lock);
-    if (on && (!counts_now || counts_now()))
-        now = ++calls == fails_at;
+    pthread_mutex_lock(&s->lock);
+    if (s->on && (!s->counts_now || s->counts_now()))
+        now = ++s->calls == s->fails_at;
     if (now)
-        describe_call(function);
-    pthread_mutex_unlock(&lock);
+        describe_call(s, function);
+    pthread_mutex_unlock(&s->lock);
     if (now)
         errno = ENOMEM;
     return now;
@@ -103,58 +144,61 @@ static size_t slot_of(const void *p)
 
 static void *took(void *p, size_t n, const void *caller)
 {
-    if (!p || !watching || (counts_now && !counts_now()))
+    struct state *s = mine;
+    if (!p || !s->watching || (s->counts_now && !s->counts_now()))
         return p;
-    pthread_mutex_lock(&lock);
-    check(marks < SLOTS / 2);
+    pthread_mutex_lock(&s->lock);
+    check(s->marks < SLOTS / 2);
     size_t i = slot_of(p);
-    while (slots[i].p && slots[i].p != &gone && slots[i].p != p)
+    while (s->slots[i].p && s->slots[i].p != GONE && s->slots[i].p != p)
         i = (i + 1) % SLOTS;
-    marks += !slots[i].p;
-    held += slots[i].p != p; /* else it was given back past this file */
-    slots[i] = (struct slot){.p = p, .caller = caller, .n = n};
-    pthread_mutex_unlock(&lock);
+    s->marks += !s->slots[i].p;
+    s->held += s->slots[i].p != p; /* else it was given back past this file */
+    s->slots[i] =
+        (struct slot){.p = p, .n = n, .caller = (size_t)((const char *)caller - &__executable_start) - 1};
+    pthread_mutex_unlock(&s->lock);
     return p;
 }
 
 static void gave(const void *p)
 {
-    if (!p || !watching)
+    struct state *s = mine;
+    if (!p || !s->watching)
         return;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&s->lock);
     size_t i = slot_of(p);
-    while (slots[i].p && slots[i].p != p)
+    while (s->slots[i].p && s->slots[i].p != p)
         i = (i + 1) % SLOTS;
-    if (slots[i].p) {
-        slots[i].p = &gone;
-        held--;
+    if (s->slots[i].p) {
+        s->slots[i].p = GONE;
+        s->held--;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&s->lock);
 }
 
 void scarce_watch(void)
 {
-    pthread_mutex_lock(&lock);
-    if (held || marks > SLOTS / 4)
-        memset(slots, 0, sizeof slots), marks = 0;
-    watching = true;
-    held = 0;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&asked->lock);
+    if (asked->held || asked->marks > SLOTS / 4)
+        memset(asked->slots, 0, sizeof asked->slots), asked->marks = 0;
+    asked->watching = true;
+    asked->held = 0;
+    pthread_mutex_unlock(&asked->lock);
 }
 
 size_t scarce_held(void)
 {
-    return held;
+    return asked->held;
 }
 
 void scarce_describe(char *out, size_t size)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&asked->lock);
     out[0] = 0;
     for (size_t i = 0; i < SLOTS && !out[0]; i++)
-        if (slots[i].p && slots[i].p != &gone)
-            place(out + snprintf(out, size, "%zu bytes, taken at", slots[i].n), size - 64, slots[i].caller);
-    pthread_mutex_unlock(&lock);
+        if (asked->slots[i].p && asked->slots[i].p != GONE)
+            snprintf(out, size, "%zu bytes, taken at 0x%zx", asked->slots[i].n, asked->slots[i].caller);
+    pthread_mutex_unlock(&asked->lock);
 }
 
 /* ---- what the code under test calls instead ---- */

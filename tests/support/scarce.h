@@ -12,6 +12,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* A process that has this in its environment, a file, keeps its count there. All that follows then speaks of
+ * that process, in one that has said scarce_of_another; its own calls never fail. */
+#define SCARCE_ENVIRONMENT "LARDER_TEST_SCARCE"
+void scarce_of_another(const char *path);
+
 /* From now on calls are counted from 1; that of number fail_at fails (ENOMEM), 0: none. counts: asked at each
  * call whether it is to be counted; NULL: all are. */
 void scarce_begin(uint64_t fail_at, bool (*counts)(void));
@@ -24,7 +29,7 @@ const char *scarce_failed(void);
 /* What is held of that which was taken since scarce_watch; begins with nothing. */
 void scarce_watch(void);
 size_t scarce_held(void);
-/* Says where the first of it was taken, with its bytes. */
+/* Says where in the program the first of it was taken, for addr2line, with its bytes. */
 void scarce_describe(char *out, size_t size);
 
 /* Gives back what the code under test gave to its caller. */
