@@ -227,18 +227,19 @@ void feed_chunk_came(struct ranged_read *r, struct read_piece *p)
     struct larder_feed *f = fetch->feed;
     struct feed_chunk *c = p->tag;
     pthread_mutex_lock(&f->lock);
+    bool raw = c && c->raw; /* any other may be decoded and freed as soon as the lock is given back */
     feed_fetch_came(fetch);
     if (c) {
         c->state = CHUNK_STORED;
         for (struct feed_piece *w = c->waiting; w; w = w->next)
             feed_piece_came(f, w);
     }
-    if (c && !c->raw) {
+    if (c && !raw) {
         list_add_tail(&f->decode, &c->queue);
         pthread_cond_signal(&f->work);
     }
     pthread_mutex_unlock(&f->lock);
-    if (c && c->raw)
+    if (raw)
         end_opening(f, c);
 }
 
