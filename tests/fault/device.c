@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "tests/support/sanitized.h"
 #include "tests/support/trainer.h"
 
 static const struct standin *cuda;
@@ -240,7 +241,7 @@ static void a_cancelled_save_is_not_over_before_its_copies(void **state)
     struct larder_options o = LARDER_INIT(larder_options);
     daemon_credentials(&server, "writer", credentials, sizeof credentials);
     o.credentials = credentials;
-    o.request_timeout_ms = 1000;
+    o.request_timeout_ms = SANITIZED ? 10000 : 2000;
     GOOD(larder_open(&o, &c, &e));
     struct larder_save *s = trainer_save(c, "given up", 5, 0, 1);
     struct larder_tensor x = trainer_tensor(t, "p", 0, p, BYTES);
@@ -273,7 +274,7 @@ static void submit_gives_up_on_a_stream_that_hangs(void **state)
     daemon_credentials(&server, "writer", credentials, sizeof credentials);
     o.credentials = credentials;
     o.staging_bytes = 24u << 20;
-    o.request_timeout_ms = 3000;
+    o.request_timeout_ms = SANITIZED ? 15000 : 5000;
     GOOD(larder_open(&o, &c, &e));
     struct larder_tensor x = trainer_tensor(t, "p", 0, p, BYTES);
     struct larder_tensor y = {

@@ -93,7 +93,7 @@ def test_feed_finds_its_own_scale_and_number(tmp_path):
 
 def test_feed_of_records_and_singly(tmp_path):
     got = bench(*FEED, "--published", "--workload", "llm", "--bytes", "2M", "--dir", tmp_path)
-    assert got["scale"] == 1 and got["utilisation"] > 0
+    assert 0 < got["scale"] <= 1 and got["utilisation"] > 0
     got = bench(*FEED, "--workload", "plain", "--single", "--sample-bytes", "10K", "--batch", 8, "--bytes", "2M", "--dir",
                 tmp_path)
     assert got["utilisation"] is None and got["starved_seconds"]["network"] > 0 and "plain TCP" in got["path"]

@@ -195,7 +195,7 @@ void scarce_describe(char *out, size_t size)
 {
     pthread_mutex_lock(&asked->lock);
     out[0] = 0;
-    for (size_t i = 0; i < SLOTS && !out[0]; i++)
+    for (size_t i = 0; asked->held && i < SLOTS && !out[0]; i++)
         if (asked->slots[i].p && asked->slots[i].p != GONE)
             snprintf(out, size, "%zu bytes, taken at 0x%zx", asked->slots[i].n, asked->slots[i].caller);
     pthread_mutex_unlock(&asked->lock);

@@ -16,6 +16,7 @@
 #include "client/larder.h"
 #include "tests/support/daemon.h"
 #include "tests/support/good.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/tamper.h"
 
 #define MIB   (1u << 20)
@@ -64,7 +65,8 @@ static struct larder *client(int no_bulk_lane)
     struct larder_error e;
     o.credentials = credentials;
     o.staging_bytes = 16 * MIB;
-    o.request_timeout_ms = 3000; /* of a frame that was dropped, and nothing came after it */
+    /* of a frame that was dropped, and nothing came after it */
+    o.request_timeout_ms = SANITIZED ? 20000 : 5000;
     o.no_bulk_lane = no_bulk_lane;
     GOOD(larder_open(&o, &c, &e));
     return c;
