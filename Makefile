@@ -28,6 +28,7 @@ PACKAGES := liburing-dev libzstd-dev libssl-dev libxxhash-dev libjansson-dev lib
             $(if $(filter x86_64,$(shell uname -m)),libipsec-mb-dev)
 TIDY_PACKAGES := clang clang-format cppcheck libclang-rt-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user \
                  e2fsprogs xfsprogs btrfs-progs
+MEMORY_PACKAGES := valgrind libc6-dbg
 
 WARNINGS := -Wall -Wextra -Werror -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes $(if $(findstring clang,$(CC)),,-Wno-format-truncation)
 HARDEN := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all,-D_FORTIFY_SOURCE=2 -fstack-protector-strong)
@@ -54,7 +55,7 @@ DEMO := $(call objects,$(wildcard tools/demo/*.c))
 PROGRAMS := $(if $(wildcard server/main.c),$(BUILD)/larderd) \
             $(if $(wildcard client/larder.map),$(BUILD)/liblarder.so $(BUILD)/larder $(BUILD)/larder-demo)
 
-.PHONY: all check demo bench bench-weights bench-peers fuzz sim soak stress tidy install uninstall deps clean help tests
+.PHONY: all check check-memory demo bench bench-weights bench-peers fuzz sim soak stress tidy install uninstall deps clean help tests checked
 .SUFFIXES:
 .SECONDARY:
 
@@ -64,6 +65,7 @@ help:
 	@printf '%s\n' \
 	    'make              builds larderd, larder and liblarder.so into $(BUILD)/' \
 	    'make check        every test and the checks of the house rules; T=word runs those whose names have it' \
+	    'make check-memory  every test under ASan and UBSan, what has threads under TSan, a part under valgrind; T=part' \
 	    'make demo         trains, kills a rank in the middle of a save, resumes on more ranks' \
 	    'make bench        what this machine can do, and how near larder comes; BENCH_ARGS="--bytes 2G"'\
 	    'make bench-weights  the codecs on a published model and on a trained optimiser' \
@@ -76,7 +78,7 @@ help:
 	    'make fuzz         every fuzz target; FUZZ_SECONDS=n, T=word' \
 	    'make tidy         cppcheck, formatting and the checks of the house rules' \
 	    'make install      below PREFIX (/usr/local), DESTDIR before it; make uninstall takes it away' \
-	    'make deps         installs the Debian packages that are missing, also those of fuzz and tidy' \
+	    'make deps         installs the Debian packages that are missing, also those of fuzz, tidy and check-memory' \
 	    'make clean        removes build/' \
 	    '' \
 	    'V=1                      shows the commands' \
@@ -87,7 +89,7 @@ help:
 # Installs what is missing, saying which; as root or through sudo. DEPS=true looks for nothing.
 DEPS ?= tools/deps
 deps:
-	$(Q)tools/deps $(PACKAGES) $(TIDY_PACKAGES)
+	$(Q)tools/deps $(PACKAGES) $(TIDY_PACKAGES) $(MEMORY_PACKAGES)
 .PHONY: deps-quick
 deps-quick:
 	$(Q)$(DEPS) $(PACKAGES)
@@ -214,6 +216,15 @@ $(BUILD)/tests/sim/campaign: $(call objects,$(wildcard tests/sim/*.c) tests/supp
 
 tests: all $(UNIT) $(STANDINS) $(BUILD)/gpu-bench $(BUILD)/tests/sim/campaign
 
+# What tests/run starts with these words of T: all of it, or only programs whose paths hold one of them.
+asked = $(strip $(foreach t,$(1),$(if $(strip $(foreach w,$(T),$(findstring $(w),$(t)))),$(t))))
+CAMPAIGNS := $(addprefix tests/sim/,campaign images sites allocations cuts)
+ifneq ($(if $(T),$(call asked,$(wildcard tests/integration/*.py)),all),)
+checked: tests
+else
+checked: all $(call asked,$(UNIT)) $(STANDINS) $(if $(call asked,$(CAMPAIGNS)),$(BUILD)/tests/sim/campaign)
+endif
+
 # Each program of tests/fuzz runs for FUZZ_SECONDS on its corpus; ends with a count. T=word: only those.
 FUZZ_SECONDS ?= 60
 FUZZ_SAN := address,undefined
@@ -223,8 +234,13 @@ FUZZ_FORMAT := $(patsubst %.c,build/fuzz/obj/%.o,$(call sources,format))
 FUZZ_IN_CHECK := $(if $(SAN),,$(if $(T),$(findstring fuzz,$(T)),yes))
 
 # Ends with "N passed, N failed, N skipped".
-check: tests $(if $(FUZZ_IN_CHECK),$(if $(shell command -v clang),$(FUZZERS)))
+check: checked $(if $(FUZZ_IN_CHECK),$(if $(shell command -v clang),$(FUZZERS)))
 	$(Q)BUILD=$(BUILD) FUZZ_SECONDS=$(if $(FUZZ_IN_CHECK),$(FUZZ_SECONDS),0) tests/run $(T)
+
+# The whole suite under sanitizers, a part under valgrind. T=word: only the parts of tests/memory/run with that name.
+check-memory:
+	$(Q)tools/deps $(MEMORY_PACKAGES)
+	$(Q)tests/memory/run $(T)
 
 build/fuzz/obj/%.o: %.c | deps-quick
 	$(call say,CC,$<)

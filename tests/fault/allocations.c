@@ -4,10 +4,10 @@
  * fails the call that needed it, with a reason, and nothing else: nothing acknowledged is lost, nothing hangs
  * or leaks, and the next call works. Method: each piece of work that a client does against a real larderd,
  * with the client's first allocation failing, then its second, until one goes through undisturbed
- * (scarce.h); then the same with those of the server, each fifth of them (LARDER_TEST_EVERY; from where on,
- * LARDER_TEST_SEED says). After each failure the same work is done on the same
- * client; then that is closed, and all memory must be back: in the server after each kind of work, since it
- * keeps some things for a while.
+ * (scarce.h); then the same with those of the server, each fifth of them (of both each n-th with
+ * LARDER_TEST_EVERY=n; from where on, LARDER_TEST_SEED says). After each failure the same work is done on the
+ * same client; then that is closed, and all memory must be back: in the server after each kind of work, since
+ * it keeps some things for a while.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -394,7 +394,7 @@ static uint64_t number(const char *variable, uint64_t otherwise)
 
 static void run_short(work *w)
 {
-    uint64_t every = of_server ? number("LARDER_TEST_EVERY", 5) : 1, tries = 0, failures = 0;
+    uint64_t every = number("LARDER_TEST_EVERY", of_server ? 5 : 1), tries = 0, failures = 0;
     uint64_t at = 1 + number("LARDER_TEST_SEED", 0) % every;
     mistakes = 0;
     struct larder_error e = {0};

@@ -63,6 +63,8 @@ def dumped(pid, wanted):
             flags = re.search(r"VmFlags:(.*)", region)
             if flags is None or {"dd", "io"} & set(flags[1].split()) or "[v" in region.split("\n")[0]:
                 continue
+            if sum(int(n) for n in re.findall(r"^(?:Rss|Swap): *(\d+)", region, re.M)) == 0:
+                continue  # nothing of it is there; sanitizers reserve terabytes
             for at in range(begin, end, 16 << 20):
                 try:
                     memory.seek(at)
@@ -119,7 +121,9 @@ def test_a_core_of_a_client_holds_no_key(server, tmp_path):
     c = Canaries(server)
     file = c.file(tmp_path / "w.safetensors", 96)
     seen = set()
-    for delay in (0.02, 0.05, 0.1, 0.2, 0.3, 0.5):
+    for delay in (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 4, 8):
+        if delay >= 1 and "plain bytes" in seen:
+            break  # only a slow machine takes so long to begin
         env = dict(os.environ, LARDER_CREDENTIALS=str(server.credentials("writer")))
         p = subprocess.Popen([LARDER, "ckpt", "save", c.run, "1", file], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                              stderr=subprocess.DEVNULL)
