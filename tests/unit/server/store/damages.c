@@ -2,8 +2,8 @@
 /*
  * Goal: whatever happens to stored bytes, a scrub without keys finds it and names the right object, and a
  * reader with keys takes nothing of it as good. Method: a small store of two tenants on the simulated disk;
- * every metadata byte changed in turn (LARDER_TEST_BYTES_STEP=n: of segments, every n-th); random damages of
- * data (LARDER_TEST_DAMAGES, 10,000 unless given), each undone again; and stores that nothing has happened to
+ * every metadata byte changed in turn (LARDER_TEST_BYTES_STEP=n: every n-th); random damages of data
+ * (LARDER_TEST_DAMAGES, 10,000 unless given), each undone again; and stores that nothing has happened to
  * (LARDER_TEST_STORES, 100).
  */
 #include <setjmp.h>
@@ -483,13 +483,14 @@ static void every_byte_of_records_is_watched(void **state)
 {
     (void)state;
     char names[OBJECTS_MAX][BACKEND_NAME_BYTES_MAX + 1];
-    size_t count = list_records(names), bytes = 0;
+    size_t count = list_records(names), bytes = 0, step = number_of("LARDER_TEST_BYTES_STEP", 1);
+    assert_true(step > 0);
     size_t sizes[OBJECTS_MAX];
     for (size_t i = 0; i < count; i++)
         free(rig_object_read(&rig, names[i], &sizes[i]));
     for (size_t i = 0; i < count; i++) {
         const char *component = strrchr(names[i], '/');
-        for (size_t at = 0; at < sizes[i]; at++) {
+        for (size_t at = 0; at < sizes[i]; at += step) {
             uint8_t mask = (uint8_t)(1u << at % 8);
             flip(names[i], at, mask);
             if (component && component[1] == 'c' && component[2] == '-' && !strstr(names[i], "/n/")) {
