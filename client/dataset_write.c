@@ -163,13 +163,21 @@ static int write_blobs(const struct layout *l, struct part_writer *w, struct par
     return part_writer_chunk(w, s, l->shared, DTYPE_U8, room, l->shared_bytes, e);
 }
 
-static int write_part(struct import *im, struct conn *conn, struct part_scratch *s, uint32_t i,
-                      struct layout *l, struct err *e)
+static int encode_index(struct layout *l, struct buf *out, struct err *e)
 {
     struct index_private x = {.tensors = l->tensors,
                               .tensor_count = l->tensor_count,
                               .blobs = l->blobs,
-                              .blob_count = l->blob_count};
+                              .blob_count = l->blob_count,
+                              .chunk_count = l->chunks};
+    buf_zeros(out, index_public_bytes(l->chunks));
+    return index_private_encode(&x, out, e);
+}
+
+static int write_part(struct import *im, struct conn *conn, struct part_scratch *s, uint32_t i,
+                      struct layout *l, struct err *e)
+{
+    struct buf index = {0};
     struct part_writer_options o = {.client = im->client,
                                     .conn = conn,
                                     .run = &im->run,
@@ -179,11 +187,13 @@ static int write_part(struct import *im, struct conn *conn, struct part_scratch 
                                     .world = im->table.count,
                                     .chunks = l->chunks,
                                     .plain_bytes = l->plain_bytes,
-                                    .index_bytes = part_index_bytes(&x),
+                                    .index = &index,
                                     .level = im->level};
     struct part_writer *w = NULL;
     uint8_t *room = malloc(CHUNK_PLAIN_BYTES_MAX);
     int rc = room ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for reading a file");
+    if (rc == 0)
+        rc = encode_index(l, &index, e);
     if (rc == 0)
         rc = part_writer_create(&o, &w, e);
     if (rc == 0)
@@ -191,8 +201,9 @@ static int write_part(struct import *im, struct conn *conn, struct part_scratch 
     if (rc == 0)
         rc = write_blobs(l, w, s, room, e);
     if (rc == 0)
-        rc = part_writer_seal(w, &x, &im->parts[i], e);
+        rc = part_writer_seal(w, &im->parts[i], e);
     part_writer_free(w);
+    buf_free(&index);
     free(room);
     return rc;
 }

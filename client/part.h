@@ -77,8 +77,10 @@ struct part_writer_options {
     struct id attempt;
     uint32_t rank, world, chunks;
     uint64_t plain_bytes; /* for the reservation */
-    uint64_t index_bytes; /* likewise: upper bound of tensors, aliases and blobs in the index; see
-                             part_index_bytes */
+    /* index_public_bytes(chunks) bytes of room, then what index_private_encode or index_private_finish makes,
+     * without plain hashes of chunks. part_writer_seal completes and seals it where it is: it must be there,
+     * and untouched from then on, until part_writer_free. */
+    struct buf *index;
     enum codec_level level;
     unsigned verify_percent;
     uint64_t in_flight_bytes; /* sent and not answered; 0: 32 MiB */
@@ -93,15 +95,8 @@ must_check int part_writer_create(const struct part_writer_options *o, struct pa
 /* Blocks while in_flight_bytes are under way. Fails with the first error of any chunk. */
 must_check int part_writer_chunk(struct part_writer *w, struct part_scratch *s, uint32_t number,
                                  enum dtype dtype, void *plain, uint32_t plain_bytes, struct err *e);
-/* May be called once before part_writer_seal, while chunks are given: does then what can be done of the index
- * before hashes are known. x as there; its plain hashes are not looked at. */
-must_check int part_writer_describe(struct part_writer *w, struct index_private *x, struct err *e);
-/* All chunks were given: waits for them, sends index and trailer, seals. x: tensors, aliases, blobs (plain
- * hashes are the writer's). Fills what join needs. */
-must_check int part_writer_seal(struct part_writer *w, struct index_private *x, struct commit_part *out,
-                                struct err *e);
-/* Upper bound of what tensors, aliases and blobs with their names take in the index, encoded. */
-uint64_t part_index_bytes(const struct index_private *x);
+/* All chunks were given: waits for them, sends index and trailer, seals. Fills what join needs. */
+must_check int part_writer_seal(struct part_writer *w, struct commit_part *out, struct err *e);
 /* Any thread: what is under way or comes later fails with e. */
 void part_writer_fail(struct part_writer *w, const struct err *e);
 void part_writer_progress(struct part_writer *w, uint64_t *plain, uint64_t *stored, uint64_t *sent,

@@ -49,18 +49,17 @@ struct part_writer {
     struct err err; /* the first failure; everything stops */
     struct chunk_entry *entries;
     struct hash128 *plain_hashes;
-    struct buf index; /* its own thread's, like the digest */
-    uint8_t index_digest[SHA256_BYTES];
-    struct sealed **parked; /* by number */
-    uint8_t *answered;      /* by number: 1: yes, 2: before the server was asked what it has */
-    uint32_t next_place;    /* all chunks before it have their place */
-    uint64_t end_bytes;     /* where the next one goes */
-    uint32_t calls;         /* chunk calls submitted and not done */
-    uint32_t alive;         /* sealed chunks in memory that were placed */
-    uint64_t in_flight;     /* their bytes */
-    struct list lost;       /* to be sent again */
-    struct list gone;       /* to be freed once the lock is free */
-    bool resuming;          /* segment_create is under way again */
+    uint8_t index_digest[SHA256_BYTES]; /* its own thread's, like the index */
+    struct sealed **parked;             /* by number */
+    uint8_t *answered;                  /* by number: 1: yes, 2: before the server was asked what it has */
+    uint32_t next_place;                /* all chunks before it have their place */
+    uint64_t end_bytes;                 /* where the next one goes */
+    uint32_t calls;                     /* chunk calls submitted and not done */
+    uint32_t alive;                     /* sealed chunks in memory that were placed */
+    uint64_t in_flight;                 /* their bytes */
+    struct list lost;                   /* to be sent again */
+    struct list gone;                   /* to be freed once the lock is free */
+    bool resuming;                      /* segment_create is under way again */
     struct call resume;
     uint64_t give_up_ms; /* of the losses, since the last answer */
     uint64_t plain_bytes, stored_bytes, sent_bytes;
@@ -479,25 +478,13 @@ int part_writer_chunk(struct part_writer *w, struct part_scratch *sc, uint32_t n
 
 /* ---- sealing the part ---- */
 
-int part_writer_describe(struct part_writer *w, struct index_private *x, struct err *e)
-{
-    check(w->index.n == 0);
-    x->chunk_count = w->o.chunks;
-    buf_zeros(&w->index, index_public_bytes(w->o.chunks)); /* known last, like the hashes */
-    int rc = index_private_describe(x, &w->index, e);
-    x->chunk_count = 0;
-    return rc;
-}
-
 /* All chunks are placed: fills in what was not known before. */
-static int build_index(struct part_writer *w, struct index_private *x, struct err *e)
+static int build_index(struct part_writer *w, struct err *e)
 {
-    struct buf table = {0}, *index = &w->index;
+    struct buf table = {0}, *index = w->o.index;
     uint8_t digest[SHA256_BYTES];
     size_t public_bytes = index_public_bytes(w->o.chunks);
-    int rc = index->n == 0 ? part_writer_describe(w, x, e) : 0;
-    if (rc == 0 && !buf_reserve(index, TAG_BYTES))
-        rc = err_set(e, ERR_NO_MEMORY, "no memory for the index");
+    int rc = buf_reserve(index, TAG_BYTES) ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for the index");
     if (rc == 0)
         rc = index_public_encode(w->entries, w->o.chunks, &table, e);
     struct seal_state *st = seal_state_create();
@@ -505,15 +492,10 @@ static int build_index(struct part_writer *w, struct index_private *x, struct er
         rc = err_set(e, ERR_NO_MEMORY, "no memory for a cipher");
     if (rc == 0) {
         uint8_t *private = index->p + public_bytes;
-        size_t n = index->n - public_bytes;
         memcpy(index->p, table.p, public_bytes);
         sha256(index->p, public_bytes, digest);
-        x->plain_hashes = w->plain_hashes;
-        x->chunk_count = w->o.chunks;
-        index_private_hash(x, private);
-        x->plain_hashes = NULL;
-        x->chunk_count = 0;
-        rc = seal_index(w->seal, st, digest, private, n, private, e);
+        index_private_hash(w->plain_hashes, w->o.chunks, private);
+        rc = seal_index(w->seal, st, digest, private, index->n - public_bytes, private, e);
         index->n += TAG_BYTES;
     }
     if (rc == 0 && index->n > INDEX_BYTES_MAX)
@@ -567,11 +549,11 @@ static bool piece_wait(struct part_writer *w, struct index_piece *p)
 
 static struct slice piece_at(const struct part_writer *w, size_t at, struct buf *message)
 {
-    size_t left = w->index.n - at;
+    size_t left = w->o.index->n - at;
     buf_reset(message);
     msg_segment_index_encode(&(struct msg_segment_index){.segment = w->header.segment_id, .offset = at},
                              message);
-    return SLICE(w->index.p + at, left < INDEX_PIECE_BYTES ? left : INDEX_PIECE_BYTES);
+    return SLICE(w->o.index->p + at, left < INDEX_PIECE_BYTES ? left : INDEX_PIECE_BYTES);
 }
 
 /* Several at once. False: one failed, for whatever reason. */
@@ -581,7 +563,7 @@ static bool send_pieces(struct part_writer *w)
     struct buf b = {0};
     bool good = true;
     size_t at = 0;
-    for (unsigned i = 0; good && at < w->index.n; i = (i + 1) % INDEX_CALLS) {
+    for (unsigned i = 0; good && at < w->o.index->n; i = (i + 1) % INDEX_CALLS) {
         struct index_piece *p = &pieces[i];
         if (!(good = piece_wait(w, p)))
             break;
@@ -605,7 +587,7 @@ static int send_index(struct part_writer *w, struct err *e)
 {
     struct buf b = {0};
     int rc = 0;
-    for (size_t at = send_pieces(w) ? w->index.n : 0; rc == 0 && at < w->index.n;) {
+    for (size_t at = send_pieces(w) ? w->o.index->n : 0; rc == 0 && at < w->o.index->n;) {
         struct slice tail = piece_at(w, at, &b);
         rc = call_simple(w, OP_SEGMENT_INDEX, &b, tail, e);
         at += tail.n;
@@ -617,7 +599,7 @@ static int send_index(struct part_writer *w, struct err *e)
 static void *sum_index(void *arg)
 {
     struct part_writer *w = arg;
-    sha256(w->index.p, w->index.n, w->index_digest);
+    sha256(w->o.index->p, w->o.index->n, w->index_digest);
     return NULL;
 }
 
@@ -626,7 +608,7 @@ static int send_and_sum(struct part_writer *w, struct err *e)
 {
     pthread_t thread;
     bool beside =
-        w->index.n > INDEX_CALLS * INDEX_PIECE_BYTES && pthread_create(&thread, NULL, sum_index, w) == 0;
+        w->o.index->n > INDEX_CALLS * INDEX_PIECE_BYTES && pthread_create(&thread, NULL, sum_index, w) == 0;
     int rc = send_index(w, e);
     if (beside)
         pthread_join(thread, NULL);
@@ -640,9 +622,9 @@ static int make_trailer(struct part_writer *w, struct segment_trailer *t, struct
     *t = (struct segment_trailer){
         .version = SEGMENT_VERSION,
         .segment_id = w->header.segment_id,
-        .file_bytes = w->end_bytes + block_align(w->index.n) + BLOCK_BYTES,
+        .file_bytes = w->end_bytes + block_align(w->o.index->n) + BLOCK_BYTES,
         .index_offset = w->end_bytes,
-        .index_bytes = w->index.n,
+        .index_bytes = w->o.index->n,
         .index_public_bytes = index_public_bytes(w->o.chunks),
         .chunks = w->o.chunks,
     };
@@ -678,19 +660,18 @@ static int publish(struct part_writer *w, const struct segment_trailer *t, struc
     return rc;
 }
 
-int part_writer_seal(struct part_writer *w, struct index_private *x, struct commit_part *out, struct err *e)
+int part_writer_seal(struct part_writer *w, struct commit_part *out, struct err *e)
 {
     struct segment_trailer t;
     int rc = wait_for_answers(w, e);
     if (rc == 0)
-        rc = build_index(w, x, e);
+        rc = build_index(w, e);
     if (rc == 0)
         rc = send_and_sum(w, e);
     if (rc == 0)
         rc = make_trailer(w, &t, e);
     if (rc == 0)
         rc = publish(w, &t, e);
-    buf_free(&w->index);
     if (rc < 0)
         return err_prepend(e, "sealing part %u of step %llu of %s", w->o.rank, (unsigned long long)w->o.step,
                            w->o.run->name);
@@ -703,25 +684,12 @@ int part_writer_seal(struct part_writer *w, struct index_private *x, struct comm
 
 /* ---- life ---- */
 
-/* Fixed fields of each kind are well below these. */
-uint64_t part_index_bytes(const struct index_private *x)
-{
-    uint64_t n = 64;
-    for (uint32_t i = 0; i < x->tensor_count; i++)
-        n += 64 + x->tensors[i].name.n + 24ull * x->tensors[i].dims;
-    for (uint32_t i = 0; i < x->alias_count; i++)
-        n += 16 + x->aliases[i].name.n;
-    for (uint32_t i = 0; i < x->blob_count; i++)
-        n += 48 + x->blobs[i].name.n;
-    return n;
-}
-
-/* Upper bound of the segment: chunks stored raw, and an index whose private part is not known yet. */
+/* Upper bound of the segment: chunks stored raw, and the index. */
 static int reserve(struct part_writer *w, struct err *e)
 {
     uint64_t per_chunks = (uint64_t)w->o.chunks * RESERVE_PER_CHUNK, total;
     if (add_overflows(w->o.plain_bytes, per_chunks, &total) ||
-        add_overflows(total, w->o.index_bytes + 8 * BLOCK_BYTES, &total) || total > SEGMENT_BYTES_MAX)
+        add_overflows(total, w->o.index->n + 8 * BLOCK_BYTES, &total) || total > SEGMENT_BYTES_MAX)
         return err_set(e, ERR_LIMIT, "one part of %llu bytes; at most %llu are allowed; save with more ranks",
                        (unsigned long long)w->o.plain_bytes, (unsigned long long)SEGMENT_BYTES_MAX);
     w->reserve_bytes = block_align(total);
@@ -768,7 +736,6 @@ static void writer_release(struct part_writer *w)
     free(w->plain_hashes);
     free(w->parked);
     free(w->answered);
-    buf_free(&w->index);
     pthread_cond_destroy(&w->changed);
     pthread_mutex_destroy(&w->lock);
     free(w);

@@ -129,6 +129,7 @@ int larder_save_begin(struct larder *c, const struct larder_save_options *option
     s->client = c;
     s->saver = c->saver;
     s->references = 1;
+    s->snapshot.alone = s->world == 1;
     list_init(&s->link);
     *out = s;
     return client_leave(0, &e, error);
@@ -228,7 +229,9 @@ static int take_turn(struct larder_save *s, struct err *e)
 static int start_thread(struct larder_save *s, struct err *e)
 {
     struct saver *v = s->saver;
-    int rc = saver_start_workers(v, e);
+    int rc = snapshot_close(&s->snapshot, e);
+    if (rc == 0)
+        rc = saver_start_workers(v, e);
     if (rc == 0) {
         s->submitted = s->copying = true;
         s->references++;

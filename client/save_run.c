@@ -107,8 +107,6 @@ int save_give_up(struct larder_save *s, const char *reason, struct err *e)
 
 static int begin_part(struct larder_save *s, struct conn *conn, const struct run *run, struct err *e)
 {
-    struct index_private x;
-    snapshot_index(&s->snapshot, &x);
     struct part_writer_options o = {
         .client = s->client,
         .conn = conn,
@@ -119,7 +117,7 @@ static int begin_part(struct larder_save *s, struct conn *conn, const struct run
         .world = s->world,
         .chunks = s->snapshot.chunk_count,
         .plain_bytes = s->snapshot.plain_bytes,
-        .index_bytes = part_index_bytes(&x),
+        .index = &s->snapshot.index,
         .level = s->level,
         .verify_percent = s->verify_percent,
         .give = saver_give,
@@ -141,15 +139,18 @@ static int begin_part(struct larder_save *s, struct conn *conn, const struct run
     return 0;
 }
 
-/* What is known of the tables before the chunks are through is done beside them: there may be a million
- * tensors. With one rank they also tell whether the part makes a checkpoint. */
-static int describe_part(struct larder_save *s, struct err *e)
+/* With one rank its own tables tell whether the part makes a checkpoint: each box must be the whole tensor.
+ */
+static void check_own(struct larder_save *s)
 {
-    struct index_private x;
-    snapshot_index(&s->snapshot, &x);
-    if (s->world == 1 && index_check_set(&x, 1, &s->set_err) < 0)
+    struct tensor t;
+    uint32_t partial = s->snapshot.partial;
+    if (s->world > 1 || partial == 0)
+        return;
+    snapshot_get(&s->snapshot, partial - 1, &t);
+    const struct index_private x = {.tensors = &t, .tensor_count = 1};
+    if (index_check_set(&x, 1, &s->set_err) < 0)
         check(s->set_err.class != ERR_NONE); /* told once the part has joined */
-    return part_writer_describe(s->writer, &x, e);
 }
 
 /* All chunks went through the workers, or the save failed. */
@@ -168,10 +169,8 @@ static int wait_for_workers(struct larder_save *s, struct err *e)
 
 static int seal_part(struct larder_save *s, struct err *e)
 {
-    struct index_private x;
-    snapshot_index(&s->snapshot, &x);
     struct commit_part part;
-    int rc = part_writer_seal(s->writer, &x, &part, e);
+    int rc = part_writer_seal(s->writer, &part, e);
     if (rc < 0)
         return rc;
     struct saver *v = s->saver;
@@ -443,6 +442,7 @@ static void wait_for_copy(struct larder_save *s)
 static int save_steps(struct larder_save *s, struct conn **conn, struct run *run, bool *opened,
                       uint64_t *sequence, struct err *e)
 {
+    check_own(s);
     wait_for_copy(s);
     int rc = saver_conn(s->saver, conn, e);
     if (rc == 0)
@@ -452,8 +452,6 @@ static int save_steps(struct larder_save *s, struct conn **conn, struct run *run
         rc = attempt_register(s, *conn, run, e);
     if (rc == 0)
         rc = begin_part(s, *conn, run, e);
-    if (rc == 0)
-        rc = describe_part(s, e);
     if (rc == 0)
         rc = wait_for_workers(s, e);
     if (rc == 0)

@@ -137,7 +137,7 @@ void saver_reap(struct saver *v);                           /* joins threads of 
 struct save_left { /* of a save that failed: what the server did not have */
     uint32_t tensors;
     uint64_t bytes;
-    const char *first; /* name of a tensor */
+    struct slice first; /* name of a tensor */
 };
 struct save_left save_left(const struct larder_save *s);
 /* Without the lock: what is left of the deadline, at least 1, at most bound_ms. */

@@ -148,7 +148,7 @@ static int create_partial(struct job *j, struct file **file, struct err *e)
 static int write_bytes(struct job *j, const struct larder_tensor *t, const struct tensor *x,
                        const struct item *from, uint64_t place, uint8_t *hashes, struct err *e)
 {
-    struct scratch_memory m = {(uint8_t *)from->data, from->strides};
+    struct scratch_memory m = {(uint8_t *)item_data(from), item_strides(from)};
     struct scratch_side *side = NULL;
     int rc = side_of(j, t, FILE_UPDATE, &side, e);
     if (rc == 0)
@@ -212,8 +212,11 @@ static int write_all(struct job *j, const struct larder_tensor *tensors, const s
     int rc = check_target(j->path, e);
     if (rc == 0)
         rc = create_partial(j, &file, e);
-    for (uint32_t i = 0; i < s->tensor_count && rc == 0; i++)
-        rc = write_tensor(j, &tensors[i], &s->tensors[i], &s->tensor_items[i], &place, &table, e);
+    for (uint32_t i = 0; i < s->tensor_count && rc == 0; i++) {
+        struct tensor t;
+        snapshot_get(s, i, &t);
+        rc = write_tensor(j, &tensors[i], &t, &s->tensor_items[i], &place, &table, e);
+    }
     if (rc == 0)
         rc = buf_end(&table, "the table of a scratch file", e);
     if (rc == 0)

@@ -10,7 +10,9 @@
 #include "client/transfer.h"
 #include "format/base/utf8.h"
 
-#define SMALL_BYTES_MAX (CHUNK_PLAIN_BYTES_MAX / 4) /* as format/index.h says */
+#define ALIAS            (1u << 31) /* of the number of a name: what is left is that of an alias */
+#define RECORD_BYTES_MAX (2u + 2u + 24u * TENSOR_DIMS_MAX + 8u + HASH128_BYTES) /* without its name */
+#define SMALL_BYTES_MAX  (CHUNK_PLAIN_BYTES_MAX / 4)                            /* as format/index.h says */
 
 /* ---- growing tables ---- */
 
@@ -31,6 +33,113 @@ static int grow(void *table, uint32_t count, uint32_t *cap, size_t size)
 static int no_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "no memory for the description of what is saved");
+}
+
+/* ---- tensors and names ---- */
+
+static uint8_t *record_of(const struct snapshot *s, uint32_t i)
+{
+    return s->index.p + s->records_at + s->records[i];
+}
+
+void snapshot_get(const struct snapshot *s, uint32_t i, struct tensor *out)
+{
+    record_get(record_of(s, i), out);
+    out->bytes = tensor_bytes(out);
+}
+
+struct slice snapshot_name(const struct snapshot *s, uint32_t i)
+{
+    return record_name(record_of(s, i));
+}
+
+const char *snapshot_string(struct snapshot *s, uint32_t i)
+{
+    struct slice name = snapshot_name(s, i);
+    char *copy = names_alloc(&s->memory, name.n + 1);
+    if (!copy)
+        return NULL;
+    memcpy(copy, name.p, name.n);
+    copy[name.n] = 0;
+    return copy;
+}
+
+static struct slice name_of(const struct snapshot *s, uint32_t number)
+{
+    return number & ALIAS ? s->aliases[number & ~ALIAS].name : snapshot_name(s, number);
+}
+
+/* The slot that holds the name, or the free one where it would go. Names are compared only where tags agree.
+ */
+static uint64_t *slot_of(const struct snapshot *s, struct slice name, uint32_t tag)
+{
+    const struct name_set *n = &s->names;
+    size_t mask = n->slot_count - 1, i = tag & mask;
+    while (n->slots[i] &&
+           !(n->slots[i] >> 32 == tag && slice_eq(name_of(s, (uint32_t)n->slots[i] - 1), name)))
+        i = (i + 1) & mask;
+    return &n->slots[i];
+}
+
+static int grow_names(struct name_set *n)
+{
+    size_t count = n->slot_count ? 2 * n->slot_count : 64;
+    uint64_t *slots = calloc(count, sizeof *slots);
+    if (!slots)
+        return -ENOMEM;
+    for (size_t i = 0; i < n->slot_count; i++) {
+        size_t to = (size_t)(n->slots[i] >> 32) & (count - 1);
+        if (!n->slots[i])
+            continue;
+        while (slots[to]) /* all names differ */
+            to = (to + 1) & (count - 1);
+        slots[to] = n->slots[i];
+    }
+    free(n->slots);
+    n->slots = slots;
+    n->slot_count = count;
+    return 0;
+}
+
+static uint32_t tag_of(struct slice name)
+{
+    return (uint32_t)hash64(name.p, name.n);
+}
+
+/* NULL: there is no memory. */
+static uint64_t *room_for(struct snapshot *s, struct slice name, uint32_t tag)
+{
+    if (2 * (s->names.count + 1) > s->names.slot_count && grow_names(&s->names) < 0)
+        return NULL;
+    return slot_of(s, name, tag);
+}
+
+static int find_tensor(const struct snapshot *s, struct slice name, uint32_t *out)
+{
+    uint64_t slot = s->names.count > 0 ? *slot_of(s, name, tag_of(name)) : 0;
+    *out = (uint32_t)slot - 1;
+    return slot == 0 || *out & ALIAS ? -ENOENT : 0;
+}
+
+static int name_error(const struct slice *name, const char *what, struct err *e)
+{
+    char text[160];
+    return err_set(e, ERR_INVALID, "%s \"%s\" %s", "tensor", err_quote(text, sizeof text, name->p, name->n),
+                   what);
+}
+
+/* The name of tensor or alias `number`, which the caller adds next. */
+static int add_name(struct snapshot *s, struct slice name, uint32_t number, struct err *e)
+{
+    uint32_t tag = tag_of(name);
+    uint64_t *slot = room_for(s, name, tag);
+    if (!slot)
+        return no_memory(e);
+    if (*slot)
+        return name_error(&name, "was added to this save before; every name is saved once per rank", e);
+    *slot = (uint64_t)tag << 32 | (number + 1);
+    s->names.count++;
+    return 0;
 }
 
 /* ---- cutting into chunks ---- */
@@ -155,9 +264,12 @@ static void renumber(struct snapshot *s, const uint32_t *from, uint32_t *to, str
         to[from[i]] = i;
     }
     memcpy(s->chunks, chunks, s->chunk_count * sizeof *chunks);
-    for (uint32_t i = 0; i < s->tensor_count; i++)
-        if (s->tensors[i].bytes > 0)
-            s->tensors[i].first_chunk = to[s->tensors[i].first_chunk];
+    for (uint32_t i = 0; i < s->tensor_count; i++) {
+        struct tensor t;
+        snapshot_get(s, i, &t);
+        if (t.bytes > 0)
+            record_set_place(record_of(s, i), to[t.first_chunk], t.offset);
+    }
     for (uint32_t i = 0; i < s->blob_count; i++)
         if (s->blobs[i].bytes > 0)
             s->blobs[i].first_chunk = to[s->blobs[i].first_chunk];
@@ -198,21 +310,17 @@ static bool all_zero(const uint64_t *v, unsigned n)
 void tensor_of_public(const struct larder_tensor *t, struct tensor *out)
 {
     const char *name = t->name ? t->name : "";
-    *out = (struct tensor){.name = SLICE(name, t->name_bytes ? t->name_bytes : strlen(name)),
-                           .dtype = (enum dtype)t->dtype,
-                           .dims = t->dims};
+    out->name = SLICE(name, t->name_bytes ? t->name_bytes : strlen(name));
+    out->dtype = (enum dtype)t->dtype;
+    out->dims = t->dims;
+    out->bytes = 0;
+    out->first_chunk = out->offset = 0;
+    memset(&out->plain_hash, 0, sizeof out->plain_hash);
     unsigned dims = t->dims <= TENSOR_DIMS_MAX ? t->dims : TENSOR_DIMS_MAX;
     bool whole = all_zero(t->lengths, dims) && all_zero(t->offsets, dims);
     memcpy(out->shape, t->shape, dims * sizeof *out->shape);
     memcpy(out->offsets, t->offsets, dims * sizeof *out->offsets);
     memcpy(out->lengths, whole ? t->shape : t->lengths, dims * sizeof *out->lengths);
-}
-
-static int name_error(const struct slice *name, const char *what, struct err *e)
-{
-    char text[160];
-    return err_set(e, ERR_INVALID, "%s \"%s\" %s", "tensor", err_quote(text, sizeof text, name->p, name->n),
-                   what);
 }
 
 static int priority_error(const struct slice *name, int priority, struct err *e)
@@ -223,29 +331,50 @@ static int priority_error(const struct slice *name, int priority, struct err *e)
     return name_error(name, text, e);
 }
 
-static int add_name(struct snapshot *s, struct slice *name, uint32_t value, struct err *e)
+const uint8_t *item_data(const struct item *i)
 {
-    struct slice kept;
-    int rc = names_add(&s->names, *name, value, &kept);
-    if (rc == -EEXIST)
-        return name_error(name, "was added to this save before; every name is saved once per rank", e);
-    if (rc < 0)
+    return i->strided ? ((const struct strided_item *)i->data)->data : i->data;
+}
+
+const int64_t *item_strides(const struct item *i)
+{
+    return i->strided ? ((const struct strided_item *)i->data)->strides : NULL;
+}
+
+static int keep_strides(struct snapshot *s, const struct tensor *x, const int64_t *strides, struct item *out,
+                        struct err *e)
+{
+    struct strided_item *kept = names_alloc(&s->memory, sizeof *kept + x->dims * sizeof *strides);
+    if (!kept)
         return no_memory(e);
-    *name = kept;
+    kept->data = out->data;
+    memcpy(kept->strides, strides, x->dims * sizeof *strides);
+    out->data = kept;
+    out->strided = 1;
     return 0;
 }
 
-/* Strides that matter are kept beside the names. */
+static bool no_strides(const struct larder_tensor *t, uint32_t dims)
+{
+    for (uint32_t i = 0; i < dims; i++)
+        if (t->strides[i] != 0)
+            return false;
+    return true;
+}
+
+/* Strides that matter are kept beside. */
 static int item_of(struct snapshot *s, const struct larder_tensor *t, const struct tensor *x,
                    struct item *out, struct err *e)
 {
-    *out = (struct item){.data = t->data, .bytes = x->bytes, .next = NO_ITEM};
-    if (x->bytes == 0) {
-        out->data = NULL;
+    *out = (struct item){.next = NO_ITEM};
+    if (x->bytes == 0)
         return 0;
-    }
     if (!t->data)
         return name_error(&x->name, "has elements but its data is NULL", e);
+    out->data = t->data;
+    out->bytes = x->bytes <= SMALL_BYTES_MAX ? (uint32_t)x->bytes : 0;
+    if (x->bytes <= INT64_MAX && no_strides(t, x->dims))
+        return 0;
     int64_t strides[TENSOR_DIMS_MAX], packed[TENSOR_DIMS_MAX], zero[TENSOR_DIMS_MAX] = {0};
     int rc = box_strides(x->dtype, x->dims, x->lengths, t->strides, false, strides, e);
     if (rc == 0)
@@ -257,14 +386,7 @@ static int item_of(struct snapshot *s, const struct larder_tensor *t, const stru
     bool is_packed = true;
     for (uint32_t i = 0; i < x->dims; i++)
         is_packed &= x->lengths[i] == 1 || strides[i] == packed[i];
-    if (is_packed)
-        return 0;
-    int64_t *kept = names_alloc(&s->names, x->dims * sizeof *kept);
-    if (!kept)
-        return no_memory(e);
-    memcpy(kept, strides, x->dims * sizeof *kept);
-    out->strides = kept;
-    return 0;
+    return is_packed ? 0 : keep_strides(s, x, strides, out, e);
 }
 
 static int device_of(struct larder *c, const struct larder_tensor *t, struct device **out, struct err *e)
@@ -289,58 +411,104 @@ static void add_source(struct snapshot *s, struct device *d, void *stream)
 static int place_of(struct larder *c, const struct larder_tensor *t, const struct tensor *x,
                     const struct item *item, struct device **out, struct err *e)
 {
-    int64_t low, high, packed[TENSOR_DIMS_MAX], zero[TENSOR_DIMS_MAX] = {0};
+    int64_t low = 0, high = (int64_t)x->bytes;
     *out = NULL;
     if (x->bytes == 0 || !c)
         return 0;
     int rc = device_of(c, t, out, e);
-    if (rc == 0 && !item->strides)
-        rc = box_strides(x->dtype, x->dims, x->lengths, zero, false, packed, e);
+    if (rc == 0 && item->strided)
+        rc = box_extent(x->dtype, x->dims, x->lengths, item_strides(item), &low, &high, e);
     if (rc == 0)
-        rc =
-            box_extent(x->dtype, x->dims, x->lengths, item->strides ? item->strides : packed, &low, &high, e);
-    if (rc == 0)
-        rc = device_check(*out, item->data + low, item->data + high, e);
+        rc = device_check(*out, item_data(item) + low, item_data(item) + high, e);
     if (rc == 0)
         return 0;
     char text[160];
     return err_prepend(e, "tensor \"%s\"", err_quote(text, sizeof text, x->name.p, x->name.n));
 }
 
-int snapshot_tensor(struct snapshot *s, struct larder *c, const struct larder_tensor *t, struct err *e)
+static int may_add(const struct snapshot *s, struct err *e)
 {
-    struct tensor x;
-    struct item item;
-    struct device *d;
-    tensor_of_public(t, &x);
-    int rc = tensor_check(&x, &x.bytes, e);
+    return s->records_at > 0
+               ? err_set(e, ERR_INVALID, "nothing can be added to this save any more; begin another")
+               : 0;
+}
+
+static int check_tensor(const struct snapshot *s, const struct larder_tensor *t, struct tensor *x,
+                        struct err *e)
+{
+    int rc = may_add(s, e);
+    if (rc == 0)
+        rc = tensor_check(x, &x->bytes, e);
     if (rc == 0 && (t->priority < -LARDER_PRIORITY_MAX || t->priority > LARDER_PRIORITY_MAX))
-        rc = priority_error(&x.name, t->priority, e);
+        rc = priority_error(&x->name, t->priority, e);
     if (rc == 0 && s->tensor_count >= TENSORS_MAX)
         rc = err_set(e, ERR_LIMIT,
                      "more than %u tensors in one rank's part; save with more ranks or join small tensors",
                      TENSORS_MAX);
-    if (rc < 0)
-        return rc;
+    return rc;
+}
+
+static int room_for_tensor(struct snapshot *s)
+{
     uint32_t cap = s->tensor_cap;
-    if (grow(&s->tensors, s->tensor_count, &cap, sizeof *s->tensors) < 0 ||
+    if (grow(&s->records, s->tensor_count, &cap, sizeof *s->records) < 0 ||
         grow(&s->tensor_items, s->tensor_count, &s->tensor_cap, sizeof *s->tensor_items) < 0 ||
         grow(&s->sources, s->source_count, &s->source_cap, sizeof *s->sources) < 0)
+        return -ENOMEM;
+    return 0;
+}
+
+/* Is the box less than the tensor? */
+static bool is_partial(const struct tensor *t)
+{
+    return memcmp(t->lengths, t->shape, t->dims * sizeof *t->shape) != 0 && !box_is_empty(t->dims, t->shape);
+}
+
+/* There is room but for the record. */
+static int add_record(struct snapshot *s, const struct tensor *x, struct err *e)
+{
+    if (!buf_reserve(&s->index, RECORD_BYTES_MAX + x->name.n) || s->index.n > INDEX_BYTES_MAX) {
+        s->incomplete = true; /* its name is noted */
+        return s->index.failed ? no_memory(e)
+                               : err_set(e, ERR_LIMIT,
+                                         "the tensors added so far take %zu bytes of index, at most %u are "
+                                         "allowed; save fewer or shorter-named tensors per rank",
+                                         s->index.n, INDEX_BYTES_MAX);
+    }
+    s->records[s->tensor_count++] = (uint32_t)s->index.n;
+    record_put(&s->index, x, !s->alone);
+    if (s->partial == 0 && is_partial(x))
+        s->partial = s->tensor_count;
+    return 0;
+}
+
+int snapshot_tensor(struct snapshot *s, struct larder *c, const struct larder_tensor *t, struct err *e)
+{
+    struct tensor x;
+    struct item item;
+    struct device *d = NULL;
+    uint32_t i = s->tensor_count, chunk = 0, offset = 0;
+    tensor_of_public(t, &x);
+    int rc = check_tensor(s, t, &x, e);
+    if (rc < 0)
+        return rc;
+    if (room_for_tensor(s) < 0)
         return no_memory(e);
     rc = item_of(s, t, &x, &item, e);
     if (rc == 0)
         rc = place_of(c, t, &x, &item, &d, e);
     if (rc == 0)
-        rc = add_name(s, &x.name, s->tensor_count, e);
+        rc = add_name(s, x.name, i, e);
+    if (rc == 0)
+        rc = add_record(s, &x, e);
     if (rc < 0)
         return rc;
     if (d)
         add_source(s, d, t->stream);
-    uint32_t i = s->tensor_count++;
     s->tensor_items[i] = item;
-    s->tensors[i] = x;
-    return plan_item(s, i, t->priority, d, x.dtype, x.bytes, &s->tensors[i].first_chunk,
-                     &s->tensors[i].offset, e);
+    rc = plan_item(s, i, t->priority, d, x.dtype, x.bytes, &chunk, &offset, e);
+    record_set_place(record_of(s, i), chunk, offset);
+    return rc;
 }
 
 int snapshot_alias(struct snapshot *s, const char *name, const char *of, struct err *e)
@@ -351,19 +519,25 @@ int snapshot_alias(struct snapshot *s, const char *name, const char *of, struct 
     struct tensor probe = {.name = slice_str(name), .dtype = DTYPE_U8};
     struct slice target = slice_str(of);
     uint64_t bytes;
-    int rc = tensor_check(&probe, &bytes, e); /* the name follows the same rules */
+    int rc = may_add(s, e);
+    if (rc == 0)
+        rc = tensor_check(&probe, &bytes, e); /* the name follows the same rules */
     if (rc < 0)
         return rc;
-    if (names_find(&s->names, target, &tensor) < 0 || tensor >= s->tensor_count)
+    if (find_tensor(s, target, &tensor) < 0)
         return name_error(&target, "is not a tensor of this save; add it before its alias", e);
     if (s->alias_count >= TENSORS_MAX)
         return err_set(e, ERR_LIMIT, "more than %u aliases in one rank's part", TENSORS_MAX);
     if (grow(&s->aliases, s->alias_count, &s->alias_cap, sizeof *s->aliases) < 0)
         return no_memory(e);
-    rc = add_name(s, &probe.name, NO_ITEM, e);
+    uint8_t *kept = names_alloc(&s->memory, probe.name.n);
+    if (!kept)
+        return no_memory(e);
+    rc = add_name(s, probe.name, ALIAS | s->alias_count, e);
     if (rc < 0)
         return rc;
-    s->aliases[s->alias_count++] = (struct alias){.name = probe.name, .tensor = tensor};
+    memcpy(kept, probe.name.p, probe.name.n);
+    s->aliases[s->alias_count++] = (struct alias){.name = SLICE(kept, probe.name.n), .tensor = tensor};
     return 0;
 }
 
@@ -381,7 +555,9 @@ static int blob_name_check(const char *name, struct err *e)
 
 int snapshot_blob(struct snapshot *s, const char *name, const void *p, size_t n, struct err *e)
 {
-    int rc = blob_name_check(name, e);
+    int rc = may_add(s, e);
+    if (rc == 0)
+        rc = blob_name_check(name, e);
     if (rc < 0)
         return rc;
     if (n > 0 && !p)
@@ -395,13 +571,14 @@ int snapshot_blob(struct snapshot *s, const char *name, const void *p, size_t n,
         grow(&s->blob_items, s->blob_count, &s->blob_cap, sizeof *s->blob_items) < 0)
         return no_memory(e);
     struct slice kept;
-    rc = names_add(&s->blob_names, slice_str(name), s->blob_count, &kept);
+    rc = names_add(&s->memory, slice_str(name), s->blob_count, &kept);
     if (rc == -EEXIST)
         return err_set(e, ERR_INVALID, "blob \"%s\" was added to this save before", name);
     if (rc < 0)
         return no_memory(e);
     uint32_t i = s->blob_count++;
-    s->blob_items[i] = (struct item){.data = n > 0 ? p : NULL, .bytes = n, .next = NO_ITEM};
+    s->blob_items[i] = (struct item){
+        .data = n > 0 ? p : NULL, .bytes = n <= SMALL_BYTES_MAX ? (uint32_t)n : 0, .next = NO_ITEM};
     s->blobs[i] = (struct blob){.name = kept, .bytes = n};
     return plan_item(s, BLOB_ITEM | i, 0, NULL, DTYPE_U8, n, &s->blobs[i].first_chunk, &s->blobs[i].offset,
                      e);
@@ -411,19 +588,20 @@ int snapshot_blob(struct snapshot *s, const char *name, const void *p, size_t n,
 
 static void prepare(const struct snapshot *s, uint32_t i, struct box_copy *out)
 {
-    const struct tensor *t = &s->tensors[i];
+    struct tensor t;
     const struct item *item = item_at(s, i);
     const uint64_t begin[TENSOR_DIMS_MAX] = {0};
-    box_copy_init(out, t->dtype, t->dims, t->lengths, begin, t->lengths, item->strides,
-                  (uint8_t *)item->data);
+    snapshot_get(s, i, &t);
+    box_copy_init(out, t.dtype, t.dims, t.lengths, begin, t.lengths, item_strides(item),
+                  (uint8_t *)item_data(item));
 }
 
 static void take_item(const struct snapshot *s, uint32_t i, uint64_t offset, size_t n, uint8_t *out)
 {
     const struct item *item = item_at(s, i);
     struct box_copy b;
-    if (!item->strides) {
-        stream_copy(out, item->data + offset, n);
+    if (!item->strided) {
+        stream_copy(out, item_data(item) + offset, n);
         return;
     }
     prepare(s, i, &b);
@@ -435,12 +613,13 @@ static void take_item(const struct snapshot *s, uint32_t i, uint64_t offset, siz
 static size_t run_of(const struct snapshot *s, uint32_t i, uint32_t *next)
 {
     const struct item *item = item_at(s, i), *after;
-    size_t n = (size_t)item->bytes;
-    for (*next = item->next; !item->strides && *next != NO_ITEM; *next = after->next) {
+    const uint8_t *data = item->data;
+    size_t n = item->bytes;
+    for (*next = item->next; !item->strided && *next != NO_ITEM; *next = after->next) {
         after = item_at(s, *next);
-        if (after->strides || after->data != item->data + n)
+        if (after->strided || after->data != data + n)
             break;
-        n += (size_t)after->bytes;
+        n += after->bytes;
     }
     return n;
 }
@@ -479,7 +658,7 @@ static int copy_shared(const struct snapshot *s, uint32_t first, struct device *
     for (uint32_t i = first, next; rc == 0 && i != NO_ITEM; i = next) {
         const struct item *item = item_at(s, i);
         size_t n = run_of(s, i, &next);
-        rc = item->strides ? copy_strided(s, i, 0, n, d, out, e)
+        rc = item->strided ? copy_strided(s, i, 0, n, d, out, e)
                            : memory_copy(d->out, MEMORY_OUT, out, item->data, n, e);
         out += n;
     }
@@ -493,41 +672,52 @@ int snapshot_copy(const struct snapshot *s, uint32_t chunk, uint8_t *out, struct
     if (c->shared)
         return copy_shared(s, c->first, d, out, e);
     const struct item *item = item_at(s, c->first);
-    if (item->strides)
+    if (item->strided)
         return copy_strided(s, c->first, c->offset, c->bytes, d, out, e);
-    return memory_copy(d->out, MEMORY_OUT, out, item->data + c->offset, c->bytes, e);
+    return memory_copy(d->out, MEMORY_OUT, out, item_data(item) + c->offset, c->bytes, e);
 }
 
 void snapshot_hash(struct snapshot *s, uint32_t chunk, const uint8_t *bytes)
 {
     const struct planned_chunk *c = &s->chunks[chunk];
-    if (!c->shared)
+    if (!c->shared || s->alone)
         return;
     for (uint32_t i = c->first; i != NO_ITEM; i = item_at(s, i)->next) {
-        size_t n = (size_t)item_at(s, i)->bytes;
+        size_t n = item_at(s, i)->bytes;
         if (!(i & BLOB_ITEM))
-            s->tensors[i].plain_hash = hash128(bytes, n);
+            record_set_hash(record_of(s, i), hash128(bytes, n));
         bytes += n;
     }
 }
 
-void snapshot_index(const struct snapshot *s, struct index_private *out)
+/* ---- the index ---- */
+
+int snapshot_close(struct snapshot *s, struct err *e)
 {
-    *out = (struct index_private){
-        .tensors = s->tensors,
-        .tensor_count = s->tensor_count,
-        .aliases = s->aliases,
-        .alias_count = s->alias_count,
-        .blobs = s->blobs,
-        .blob_count = s->blob_count,
-    };
+    struct index_private x = {.tensor_count = s->tensor_count,
+                              .aliases = s->aliases,
+                              .alias_count = s->alias_count,
+                              .blobs = s->blobs,
+                              .blob_count = s->blob_count,
+                              .chunk_count = s->chunk_count};
+    size_t room = index_public_bytes(s->chunk_count);
+    if (s->records_at > 0)
+        return 0;
+    int rc = index_private_finish(&x, room, &s->index, e);
+    if (rc < 0)
+        return rc;
+    s->records_at = room + index_private_head_bytes(s->chunk_count);
+    free(s->names.slots);
+    s->names = (struct name_set){0};
+    return 0;
 }
 
 void snapshot_free(struct snapshot *s)
 {
-    names_free(&s->names);
-    names_free(&s->blob_names);
-    free(s->tensors);
+    buf_free(&s->index);
+    free(s->records);
+    free(s->names.slots);
+    names_free(&s->memory);
     free(s->tensor_items);
     free(s->aliases);
     free(s->blobs);

@@ -16,12 +16,17 @@
 #define NO_ITEM   UINT32_MAX
 #define BLOB_ITEM (1u << 31) /* of an item's number: what is left is that of a blob, not of a tensor */
 
-/* Where a tensor's or blob's bytes come from. */
+/* Where a tensor's or blob's bytes come from. There may be millions. */
 struct item {
-    const uint8_t *data;
-    const int64_t *strides; /* of memory in bytes, one per dimension; NULL: packed */
-    uint64_t bytes;
+    const void *data;    /* strided: a struct strided_item */
+    uint32_t bytes : 31; /* of a small one; 0: it has chunks of its own, or no bytes */
+    uint32_t strided : 1;
     uint32_t next; /* in the same shared chunk, or NO_ITEM */
+};
+
+struct strided_item {
+    const uint8_t *data;
+    int64_t strides[]; /* of memory in bytes, one per dimension */
 };
 
 struct planned_chunk {
@@ -49,12 +54,23 @@ struct source { /* copies come after what the caller gave to this stream */
     void *stream;
 };
 
+/* By name, to number; open addressing: the low half of the name's hash above its number plus one; 0: free. */
+struct name_set {
+    uint64_t *slots;
+    size_t slot_count, count;
+};
+
 /* Zeroed memory is an empty snapshot. */
 struct snapshot {
-    struct names names, blob_names;
-    struct tensor *tensors;
+    bool alone;       /* no other part holds the same: boxes need no hash. Set before anything is added */
+    struct buf index; /* records of the tensors; of a closed snapshot the index, records from records_at on */
+    size_t records_at;     /* 0: not closed */
+    uint32_t *records;     /* by tensor: where its record begins behind that */
+    struct name_set names; /* of tensors and aliases */
+    struct names memory;   /* names of blobs, and memory for all that is not in the index */
     struct item *tensor_items;
     uint32_t tensor_count, tensor_cap;
+    uint32_t partial; /* the first tensor whose box is not all of it, plus one; 0: none */
     struct alias *aliases;
     uint32_t alias_count, alias_cap;
     struct blob *blobs;
@@ -76,9 +92,12 @@ must_check int snapshot_tensor(struct snapshot *s, struct larder *c, const struc
                                struct err *e);
 must_check int snapshot_alias(struct snapshot *s, const char *name, const char *of, struct err *e);
 must_check int snapshot_blob(struct snapshot *s, const char *name, const void *p, size_t n, struct err *e);
-/* Nothing more is added: chunks of a higher priority get the lower numbers, which are sent first. Fails if
+/* All was added: chunks of a higher priority get the lower numbers, which are sent first. Fails if
  * anything that was to be added found no place. */
 must_check int snapshot_end(struct snapshot *s, struct err *e);
+/* Nothing more can be added: `index` becomes what a part_writer is given. Once; then nothing. Behind
+ * snapshot_end. */
+must_check int snapshot_close(struct snapshot *s, struct err *e);
 /* The device that the chunk's bytes lie on; NULL: host memory. */
 struct device *snapshot_device(const struct snapshot *s, uint32_t chunk);
 /* Copies the bytes of a chunk of host memory to out. Any number of threads, different chunks. */
@@ -86,12 +105,20 @@ void snapshot_take(const struct snapshot *s, uint32_t chunk, uint8_t *out);
 /* Gives the copies of a chunk of device memory to the device's stream `out`, with its lock held: to out,
  * which is pinned, later. */
 must_check int snapshot_copy(const struct snapshot *s, uint32_t chunk, uint8_t *out, struct err *e);
-/* Fills the plain hashes of the small tensors in the chunk from its bytes. Likewise. */
+/* Fills the plain hashes of the small tensors in the chunk, where they have any, from its bytes. Likewise, of
+ * a closed snapshot. */
 void snapshot_hash(struct snapshot *s, uint32_t chunk, const uint8_t *bytes);
-void snapshot_index(const struct snapshot *s, struct index_private *out); /* points into s */
+/* Tensor i without its hash; until the index is sealed. Of arrays only the dimensions are written. */
+void snapshot_get(const struct snapshot *s, uint32_t i, struct tensor *out);
+struct slice snapshot_name(const struct snapshot *s, uint32_t i);
+/* The name, terminated; lives as long as the snapshot. NULL: no memory. */
+const char *snapshot_string(struct snapshot *s, uint32_t i);
+const uint8_t *item_data(const struct item *i);
+const int64_t *item_strides(const struct item *i); /* NULL: packed */
 void snapshot_free(struct snapshot *s);
 
-/* A public tensor as a struct tensor: name as given, whole box where none is stated. Not checked. */
+/* A public tensor as a struct tensor: name as given, whole box where none is stated. Not checked. Of arrays
+ * only the dimensions are written. */
 void tensor_of_public(const struct larder_tensor *t, struct tensor *out);
 
 #endif

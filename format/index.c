@@ -42,10 +42,9 @@ static const char public_magic[8] = {'L', 'A', 'R', 'D', 'I', 'N', 'D', 'X'};
 /* Fewest bytes that an item of the private part takes: bounds the counts. */
 enum {
     PRIVATE_HEAD_BYTES = 24,
-    TENSOR_BYTES_MIN = 2 + 1 + 1 + 1 + 4 + 4 + HASH128_BYTES,
+    TENSOR_BYTES_MIN = 2 + 1 + 1 + 1 + 4 + 4,
     ALIAS_BYTES_MIN = 2 + 1 + 4,
     BLOB_BYTES_MIN = 2 + 1 + 8 + 4 + 4,
-    TENSOR_FIXED_BYTES_MAX = 1 + 1 + 24 * TENSOR_DIMS_MAX + 4 + 4 + HASH128_BYTES, /* behind the name */
 };
 
 void chunk_entry_encode(const struct chunk_entry *c, uint8_t out[CHUNK_ENTRY_BYTES])
@@ -414,34 +413,30 @@ static int counts_check(const struct index_private *x, struct err *e)
     return 0;
 }
 
-static void tensor_put(struct buf *b, const struct tensor *t)
+size_t index_private_head_bytes(uint32_t chunk_count)
 {
-    uint8_t fixed[TENSOR_FIXED_BYTES_MAX], *p = fixed;
-    *p++ = (uint8_t)t->dtype;
-    *p++ = (uint8_t)t->dims;
-    for (uint32_t i = 0; i < t->dims; i++, p += 24) {
-        le64_put(p, t->shape[i]);
-        le64_put(p + 8, t->offsets[i]);
-        le64_put(p + 16, t->lengths[i]);
-    }
-    le32_put(p, t->first_chunk);
-    le32_put(p + 4, t->offset);
-    memset(p + 8, 0, HASH128_BYTES);
-    buf_put16(b, t->name);
-    buf_put(b, fixed, (size_t)(p - fixed) + 8 + HASH128_BYTES);
+    return PRIVATE_HEAD_BYTES + (size_t)chunk_count * HASH128_BYTES;
 }
 
-static void private_put(struct buf *b, const struct index_private *x)
+static void head_put(uint8_t *p, const struct index_private *x)
 {
-    buf_u32(b, SEGMENT_VERSION);
-    buf_u32(b, x->chunk_count);
-    buf_u32(b, x->tensor_count);
-    buf_u32(b, x->alias_count);
-    buf_u32(b, x->blob_count);
-    buf_u32(b, 0);
-    buf_zeros(b, (size_t)x->chunk_count * HASH128_BYTES);
-    for (uint32_t i = 0; i < x->tensor_count; i++)
-        tensor_put(b, &x->tensors[i]);
+    const uint32_t fields[] = {SEGMENT_VERSION, x->chunk_count, x->tensor_count,
+                               x->alias_count,  x->blob_count,  0};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        le32_put(p + 4 * i, fields[i]);
+    memset(p + PRIVATE_HEAD_BYTES, 0, (size_t)x->chunk_count * HASH128_BYTES);
+    if (x->plain_hashes)
+        index_private_hash(x->plain_hashes, x->chunk_count, p);
+}
+
+void index_private_hash(const struct hash128 *plain_hashes, uint32_t chunk_count, uint8_t *p)
+{
+    if (chunk_count > 0)
+        memcpy(p + PRIVATE_HEAD_BYTES, plain_hashes, (size_t)chunk_count * HASH128_BYTES);
+}
+
+static void rest_put(struct buf *b, const struct index_private *x)
+{
     for (uint32_t i = 0; i < x->alias_count; i++) {
         buf_put16(b, x->aliases[i].name);
         buf_u32(b, x->aliases[i].tensor);
@@ -454,8 +449,34 @@ static void private_put(struct buf *b, const struct index_private *x)
     }
 }
 
-int index_private_describe(const struct index_private *x, struct buf *out, struct err *e)
+static int end_put(const struct buf *out, size_t start, struct err *e)
 {
+    int r = buf_end(out, "the index", e);
+    if (r == 0 && out->n - start > INDEX_BYTES_MAX)
+        r = err_set(e, ERR_LIMIT, "index of %zu bytes; at most %u are possible: save it in several parts",
+                    out->n - start, INDEX_BYTES_MAX);
+    return r;
+}
+
+int index_private_finish(const struct index_private *x, size_t room, struct buf *out, struct err *e)
+{
+    size_t before = room + index_private_head_bytes(x->chunk_count), records = out->n;
+    int r = counts_check(x, e);
+    if (r < 0)
+        return r;
+    buf_zeros(out, before);
+    if (!out->failed) {
+        memmove(out->p + before, out->p, records);
+        memset(out->p, 0, room);
+        head_put(out->p + room, x);
+    }
+    rest_put(out, x);
+    return end_put(out, room, e);
+}
+
+int index_private_encode(const struct index_private *x, struct buf *out, struct err *e)
+{
+    static const struct hash128 none;
     int r = counts_check(x, e);
     for (uint32_t i = 0; r == 0 && i < x->tensor_count; i++) {
         uint64_t bytes;
@@ -466,62 +487,14 @@ int index_private_describe(const struct index_private *x, struct buf *out, struc
         r = names_check(x, e);
     if (r < 0)
         return r;
-    size_t start = out->n, expected = PRIVATE_HEAD_BYTES + (size_t)x->chunk_count * HASH128_BYTES;
-    for (uint32_t i = 0; i < x->tensor_count; i++)
-        expected += TENSOR_BYTES_MIN + x->tensors[i].name.n + 24u * x->tensors[i].dims;
-    if (buf_reserve(out, expected)) /* once, not in steps; a failure is told by buf_end */
-        private_put(out, x);
-    r = buf_end(out, "the index", e);
-    if (r == 0 && out->n - start > INDEX_BYTES_MAX)
-        r = err_set(e, ERR_LIMIT, "index of %zu bytes; at most %u are possible: save it in several parts",
-                    out->n - start, INDEX_BYTES_MAX);
-    return r;
-}
-
-void index_private_hash(const struct index_private *x, uint8_t *p)
-{
-    size_t hashes = (size_t)x->chunk_count * HASH128_BYTES;
-    if (hashes > 0)
-        memcpy(p + PRIVATE_HEAD_BYTES, x->plain_hashes, hashes);
-    p += PRIVATE_HEAD_BYTES + hashes;
-    for (uint32_t i = 0; i < x->tensor_count; i++) {
-        const struct tensor *t = &x->tensors[i];
-        p += TENSOR_BYTES_MIN - 1 + t->name.n + 24u * t->dims;
-        if (t->bytes > 0 && !index_large(t->bytes))
-            memcpy(p - HASH128_BYTES, &t->plain_hash, HASH128_BYTES);
-    }
-}
-
-int index_private_encode(const struct index_private *x, struct buf *out, struct err *e)
-{
     size_t start = out->n;
-    int r = index_private_describe(x, out, e);
-    if (r == 0)
-        index_private_hash(x, out->p + start);
-    return r;
-}
-
-static void tensor_take(struct rcur *c, struct tensor *t)
-{
-    t->name = rcur_take16(c);
-    t->dtype = rcur_u8(c);
-    t->dims = rcur_u8(c);
-    if (t->dims > TENSOR_DIMS_MAX) {
-        c->failed = true;
-        return;
-    }
-    struct slice fixed = rcur_take(c, 24u * t->dims + 8 + HASH128_BYTES);
-    const uint8_t *p = fixed.p;
-    if (!p)
-        return;
-    for (uint32_t i = 0; i < t->dims; i++, p += 24) {
-        t->shape[i] = le64_get(p);
-        t->offsets[i] = le64_get(p + 8);
-        t->lengths[i] = le64_get(p + 16);
-    }
-    t->first_chunk = le32_get(p);
-    t->offset = le32_get(p + 4);
-    memcpy(&t->plain_hash, p + 8, HASH128_BYTES);
+    buf_zeros(out, index_private_head_bytes(x->chunk_count));
+    if (!out->failed)
+        head_put(out->p + start, x);
+    for (uint32_t i = 0; i < x->tensor_count; i++)
+        record_put(out, &x->tensors[i], memcmp(&x->tensors[i].plain_hash, &none, sizeof none) != 0);
+    rest_put(out, x);
+    return end_put(out, start, e);
 }
 
 static int head_take(struct rcur *c, uint32_t chunk_count, struct index_private *x, struct err *e)
@@ -566,8 +539,7 @@ static_assert(_Alignof(struct alias) == 8 && _Alignof(struct blob) == 8 && _Alig
               "arrays may follow each other");
 static_assert(INDEX_BYTES_MAX <= UINT32_MAX, "places fit");
 
-/* The bytes of a tensor that tensor_check has seen. */
-static uint64_t bytes_of(const struct tensor *t)
+uint64_t tensor_bytes(const struct tensor *t)
 {
     uint64_t elements, bytes = 0;
     check(elements_of(t->lengths, t->dims, &elements) && dtype_bytes(t->dtype, elements, &bytes, NULL) == 0);
@@ -579,10 +551,9 @@ const struct tensor *index_tensor(const struct index_private *x, uint32_t i, str
     check(i < x->tensor_count);
     if (x->tensors)
         return &x->tensors[i];
-    struct rcur c = rcur_of(x->stored + x->places[i], x->stored_bytes - x->places[i]);
-    tensor_take(&c, room);
-    check(!c.failed); /* index_private_view saw to it */
-    room->bytes = bytes_of(room);
+    record_get(x->stored + x->places[i], room);
+    room->plain_hash = record_hash(x->stored + x->places[i]);
+    room->bytes = tensor_bytes(room);
     return room;
 }
 
@@ -591,8 +562,7 @@ struct slice index_tensor_name(const struct index_private *x, uint32_t i)
     check(i < x->tensor_count);
     if (x->tensors)
         return x->tensors[i].name;
-    struct rcur c = rcur_of(x->stored + x->places[i], x->stored_bytes - x->places[i]);
-    return rcur_take16(&c);
+    return record_name(x->stored + x->places[i]);
 }
 
 static int tensor_place_check(const struct index_private *x, struct tensor *t,
@@ -613,11 +583,15 @@ static int tensor_place_check(const struct index_private *x, struct tensor *t,
 static int tensors_take(struct rcur *c, struct index_private *x, const struct chunk_entry *chunks,
                         struct err *e)
 {
+    struct tensor t;
     for (uint32_t i = 0; i < x->tensor_count && !c->failed; i++) {
-        struct tensor t = {0};
+        size_t n = record_take(c->p, c->left, &t);
+        if (n == 0)
+            return err_set(e, ERR_CORRUPT, "index: tensor %u of %u is cut off, or not written as it must be",
+                           i, x->tensor_count);
         x->places[i] = (uint32_t)(c->p - x->stored);
-        tensor_take(c, &t);
-        int r = c->failed ? 0 : tensor_place_check(x, &t, chunks, e);
+        (void)rcur_take(c, n);
+        int r = tensor_place_check(x, &t, chunks, e);
         if (r < 0)
             return r;
     }

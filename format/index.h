@@ -65,7 +65,8 @@ struct tensor {
     uint32_t first_chunk;
     uint32_t offset; /* within first_chunk */
     /* XXH3-128 of the box's bytes, where it is small (see above): what shows that two ranks hold the same.
-     * Ignored, and written as zero, for a large tensor: there the plain hashes of its chunks tell. */
+     * All zeros: not told. Ignored, and not written, for a large tensor: there the plain hashes of its chunks
+     * tell. */
     struct hash128 plain_hash;
 };
 
@@ -99,11 +100,15 @@ struct index_private {
     void *owned, *expanded, *copy;
 };
 
+/* plain_hashes may be NULL: known last, and written by index_private_hash over the bytes that this made. */
 must_check int index_private_encode(const struct index_private *x, struct buf *out, struct err *e);
-/* The same in two steps, for hashes that are known last: all but them, which may still be written by others,
- * and then, over the bytes at p that the first made of the same x, these. */
-must_check int index_private_describe(const struct index_private *x, struct buf *out, struct err *e);
-void index_private_hash(const struct index_private *x, uint8_t *p);
+void index_private_hash(const struct hash128 *plain_hashes, uint32_t chunk_count, uint8_t *p);
+/* The same from records that were put one by one, of tensors that were checked and have different names: they
+ * are all that out holds. Afterwards it holds `room` zeros and then what index_private_encode makes. x: the
+ * rest; its tensors are only counted. */
+must_check int index_private_finish(const struct index_private *x, size_t room, struct buf *out,
+                                    struct err *e);
+size_t index_private_head_bytes(uint32_t chunk_count); /* before the first record */
 /* Checks names, dtypes, boxes within shapes, places within the chunk table, duplicate names and aliases. */
 must_check int index_private_decode(const void *p, size_t n, const struct chunk_entry *chunks, uint32_t count,
                                     struct index_private *out, struct err *e);
@@ -118,9 +123,25 @@ void index_private_free(struct index_private *x);
 const struct tensor *index_tensor(const struct index_private *x, uint32_t i, struct tensor *room);
 struct slice index_tensor_name(const struct index_private *x, uint32_t i);
 
+/* A tensor as it stands in the sealed part. hashed: with room for plain_hash, or with it where it is told;
+ * only for those that have one. Place and hash may be written later. */
+void record_put(struct buf *out, const struct tensor *t, bool hashed);
+/* Of records that were checked. get: all but `bytes` and plain_hash; of arrays only the dimensions are
+ * written. hash: zeros if it is not told. */
+void record_get(const uint8_t *record, struct tensor *out);
+struct hash128 record_hash(const uint8_t *record);
+struct slice record_name(const uint8_t *record);
+void record_set_place(uint8_t *record, uint32_t first_chunk, uint32_t offset);
+void record_set_hash(uint8_t *record, struct hash128 plain_hash);
+/* All but `bytes`, of bytes that may be anything: how many the record has, or 0 if it is cut off or not in
+ * the one form that it can have. Name and numbers are not checked. */
+size_t record_take(const uint8_t *p, size_t n, struct tensor *out);
+
 /* Checks one tensor's description (name, dtype, dims, box inside shape, packing) and computes its bytes. Used
  * before a save and after decoding. Errors name the tensor. */
 must_check int tensor_check(const struct tensor *t, uint64_t *bytes, struct err *e);
+/* Bytes of its box, once tensor_check has seen it. */
+uint64_t tensor_bytes(const struct tensor *t);
 
 /* Is a tensor (or blob) of so many bytes cut into chunks of its own? */
 static inline bool index_large(uint64_t bytes)

@@ -132,12 +132,18 @@ static int structure_check(const struct entry *group, size_t n, struct err *e)
     return 0;
 }
 
+static bool is_hashed(const struct tensor *t)
+{
+    static const struct hash128 none;
+    return memcmp(&t->plain_hash, &none, HASH128_BYTES) != 0;
+}
+
 /* Do two equal boxes hold equal bytes? A large one is known by the hashes of its chunks. */
 static bool same_bytes(const struct entry *a, const struct entry *b)
 {
     const struct tensor *x = a->tensor, *y = b->tensor;
     if (!index_large(x->bytes))
-        return memcmp(&x->plain_hash, &y->plain_hash, HASH128_BYTES) == 0;
+        return memcmp(&x->plain_hash, &y->plain_hash, HASH128_BYTES) == 0 && is_hashed(x);
     uint64_t n = (x->bytes - 1) / CHUNK_PLAIN_BYTES_MAX + 1;
     check(x->first_chunk + n <= a->part->chunk_count && y->first_chunk + n <= b->part->chunk_count);
     return memcmp(&a->part->plain_hashes[x->first_chunk], &b->part->plain_hashes[y->first_chunk],
@@ -157,11 +163,14 @@ static int boxes_fold(const struct entry **boxes, size_t *count, struct err *e)
             boxes[kept++] = b;
         } else if (!same_bytes(a, b)) {
             char name[160], box[160];
-            return err_set(
-                e, ERR_MISMATCH,
-                "tensor \"%s\": ranks %u and %u both hold %s, with different bytes; save it from one "
-                "rank, or under names of their own",
-                name_text(name, sizeof name, b), a->rank, b->rank, box_text(box, sizeof box, b->tensor));
+            return err_set(e, ERR_MISMATCH,
+                           "tensor \"%s\": ranks %u and %u both hold %s, with %s; save it from one "
+                           "rank, or under names of their own",
+                           name_text(name, sizeof name, b), a->rank, b->rank,
+                           box_text(box, sizeof box, b->tensor),
+                           index_large(b->tensor->bytes) || (is_hashed(a->tensor) && is_hashed(b->tensor))
+                               ? "different bytes"
+                               : "no hash that shows whether the bytes are the same");
         }
     }
     *count = kept;

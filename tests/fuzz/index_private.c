@@ -29,10 +29,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     check(index_private_encode(&parts[0], &b, &e) == 0);
     check(b.n == n && memcmp(b.p, data, n) == 0);
     buf_free(&b);
+    bool told = true; /* the hashes that show that two ranks hold the same */
+    for (uint32_t i = 0; i < parts[0].tensor_count; i++) {
+        const struct tensor *t = &parts[0].tensors[i];
+        static const struct hash128 none;
+        told &= t->bytes == 0 || index_large(t->bytes) || memcmp(&t->plain_hash, &none, sizeof none) != 0;
+    }
     parts[1] = parts[0];
     r = index_check_set(parts, 1, &e);
     check(r == 0 || r == -err_class_errno(ERR_MISMATCH));
-    check(index_check_set(parts, 2, &e) == r); /* equal boxes with equal bytes change nothing */
+    int both = index_check_set(parts, 2, &e);
+    check(told ? both == r : both < 0); /* equal boxes with equal bytes change nothing */
     index_private_free(&parts[0]);
     return 0;
 }

@@ -227,9 +227,14 @@ def private_read(private, chunks):
         assert c.take(16) == xxh128(chunk)
     tensors, names = {}, []
     for _ in range(tensor_n):
-        name, dtype, dims = c.bytes16().decode(), *c.get("BB")
-        box = [c.get("QQQ") for _ in range(dims)]
-        first, offset, plain_hash = *c.get("II"), c.take(16)
+        name, dtype, form = c.bytes16().decode(), *c.get("BB")
+        dims, number = form & 31, "Q" if form & 64 else "I"
+        shape = c.get(number * dims)
+        offsets, lengths = (c.get(number * dims), c.get(number * dims)) if form & 32 else ((0,) * dims, shape)
+        assert bool(form & 32) == (lengths != shape or any(offsets))
+        assert bool(form & 64) == any(x >> 32 for x in shape + offsets + lengths)
+        box = list(zip(shape, offsets, lengths))
+        first, offset, plain_hash = *c.get("II"), c.take(16) if form & 128 else None
         n = BITS[dtype]
         for _, _, length in box:
             n *= length
@@ -237,10 +242,10 @@ def private_read(private, chunks):
         if n > 1 << 20:
             count = (n + (4 << 20) - 1) // (4 << 20)
             data = b"".join(chunks[first:first + count])
-            assert offset == 0 and plain_hash == bytes(16)
+            assert offset == 0 and plain_hash is None
         else:
             data = chunks[first][offset:offset + n] if n else b""
-            assert plain_hash == (xxh128(data) if n else bytes(16))
+            assert plain_hash == (xxh128(data) if n else None)
         assert len(data) == n
         tensors[name] = (dtype, box, data)
         names.append(name)
@@ -269,6 +274,7 @@ def test_segment_of_version_1():
     assert tensors["ones"][2] == struct.pack("<f", 1.0) * 255 and tensors["scalar"][1] == []
     assert tensors["zeros"][2] == bytes(4096) and tensors["large"][2] == bytes((4 << 20) + 65536)
     assert tensors["model/embed"][1] == [(64, 16, 32), (96, 0, 96)] and tensors["empty"][1] == [(2, 0, 2), (0, 0, 0)]
+    assert tensors["wide"] == (8, [(1 << 33, 1 << 32, 5), (4, 1, 3)], tensors["tokens"][2][128:248])
     assert all(token < 50257 for token in struct.unpack("<1024Q", tensors["tokens"][2]))
     assert aliases == {"model/head": "model/embed"} and blobs["notes.txt"].startswith(b"larder keeps what")
     assert blobs["nothing"] == b""

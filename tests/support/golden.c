@@ -112,7 +112,7 @@ static const struct {
     {DTYPE_I64, CODEC_LEVEL_FAST}, {DTYPE_U8, CODEC_LEVEL_FAST},   {DTYPE_U8, CODEC_LEVEL_FAST},
 };
 
-#define TENSORS 9
+#define TENSORS 10
 
 const struct index_private *golden_index(void)
 {
@@ -170,6 +170,14 @@ const struct index_private *golden_index(void)
                            .first_chunk = 7};
     t[8] = (struct tensor){
         .name = slice_str("empty"), .dtype = DTYPE_F64, .dims = 2, .shape = {2, 0}, .lengths = {2, 0}};
+    t[9] = (struct tensor){.name = slice_str("wide"),
+                           .dtype = DTYPE_I64,
+                           .dims = 2,
+                           .shape = {1ull << 33, 4},
+                           .offsets = {1ull << 32, 1},
+                           .lengths = {5, 3},
+                           .first_chunk = 6,
+                           .offset = 128};
     for (uint32_t i = 0; i < GOLDEN_CHUNKS; i++) {
         uint32_t n;
         uint8_t *p = golden_plain(i, &n);

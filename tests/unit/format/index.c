@@ -265,6 +265,87 @@ static void private_part_comes_back(void **state)
     buf_free(&b);
 }
 
+/* A tensor takes what it needs, and can be written in one way only. */
+static void records_have_one_form(void **state)
+{
+    (void)state;
+    const struct {
+        struct tensor t;
+        size_t bytes; /* behind the name */
+    } cases[] = {
+        {{.dims = 2, .shape = {4, 5}, .lengths = {4, 5}, .bytes = 80}, 2 + 2 * 4 + 8},
+        {{.dims = 2, .shape = {4, 5}, .offsets = {1, 0}, .lengths = {3, 5}, .bytes = 60}, 2 + 6 * 4 + 8},
+        {{.dims = 1, .shape = {1ull << 32}, .lengths = {1ull << 32}, .bytes = 4ull << 32}, 2 + 8 + 8},
+        {{.dims = 2, .shape = {1ull << 32, 2}, .offsets = {7, 0}, .lengths = {1, 2}, .bytes = 8},
+         2 + 6 * 8 + 8},
+        {{.dims = 1, .shape = {3}, .lengths = {3}, .bytes = 12, .plain_hash = {{9}}}, 2 + 4 + 8 + 16},
+        {{.bytes = 4}, 2 + 8},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct tensor t = cases[i].t, back;
+        struct buf b = {0};
+        t.name = slice_str("a name");
+        t.dtype = DTYPE_F32;
+        record_put(&b, &t, t.plain_hash.bytes[0] != 0);
+        assert_int_equal(b.n, 2 + 6 + cases[i].bytes);
+        record_set_place(b.p, 77, 99);
+        assert_int_equal(record_take(b.p, b.n, &back), b.n);
+        assert_true(slice_eq(back.name, t.name) && back.first_chunk == 77 && back.offset == 99);
+        assert_true(tensor_bytes(&back) == t.bytes && back.dims == t.dims);
+        assert_memory_equal(back.shape, t.shape, t.dims * 8);
+        assert_memory_equal(back.offsets, t.offsets, t.dims * 8);
+        assert_memory_equal(back.lengths, t.lengths, t.dims * 8);
+        assert_memory_equal(&back.plain_hash, &t.plain_hash, HASH128_BYTES);
+        for (size_t n = 0; n < b.n; n++)
+            assert_int_equal(record_take(b.p, n, &back), 0);
+        buf_zeros(&b, 200);
+        for (unsigned bit = 1; bit < 8; bit++) { /* another form: other bytes, or none */
+            b.p[9] ^= (uint8_t)(1u << bit);
+            size_t n = record_take(b.p, b.n, &back);
+            struct buf again = {0};
+            if (n > 0 && tensor_check(&back, &back.bytes, NULL) == 0 && back.bytes > 0 &&
+                !index_large(back.bytes)) {
+                record_put(&again, &back, memcmp(&back.plain_hash, &(struct hash128){{0}}, 16) != 0);
+                assert_true(again.n == n && memcmp(again.p, b.p, n) == 0);
+            }
+            buf_free(&again);
+            b.p[9] ^= (uint8_t)(1u << bit);
+        }
+        buf_free(&b);
+    }
+    struct tensor t = {
+        .name = slice_str("h"), .dims = 1, .dtype = DTYPE_U8, .shape = {1}, .lengths = {1}, .bytes = 1};
+    struct buf b = {0};
+    struct tensor back;
+    record_put(&b, &t, true);
+    assert_int_equal(record_take(b.p, b.n, &back), 0); /* a hash of zeros */
+    record_set_hash(b.p, (struct hash128){{1, 2}});
+    assert_int_equal(record_take(b.p, b.n, &back), b.n);
+    assert_true(back.plain_hash.bytes[0] == 1 && record_hash(b.p).bytes[1] == 2);
+    buf_free(&b);
+}
+
+/* What is put together record by record is what is encoded at once. */
+static void an_index_is_finished_from_records(void **state)
+{
+    (void)state;
+    struct index_private x = an_index();
+    struct buf whole = {0}, pieces = {0};
+    assert_int_equal(index_private_encode(&x, &whole, NULL), 0);
+    for (uint32_t i = 0; i < x.tensor_count; i++)
+        record_put(&pieces, &x.tensors[i], x.tensors[i].plain_hash.bytes[0] != 0);
+    x.tensors = NULL;
+    x.plain_hashes = NULL;
+    assert_int_equal(index_private_finish(&x, 100, &pieces, NULL), 0);
+    index_private_hash(hashes, 5, pieces.p + 100);
+    assert_int_equal(pieces.n, whole.n + 100);
+    assert_memory_equal(pieces.p + 100, whole.p, whole.n);
+    for (size_t i = 0; i < 100; i++)
+        assert_int_equal(pieces.p[i], 0);
+    buf_free(&whole);
+    buf_free(&pieces);
+}
+
 static void counts_are_bounded_by_the_bytes_behind_them(void **state)
 {
     (void)state;
@@ -445,6 +526,8 @@ int main(void)
         cmocka_unit_test(bad_chunks_are_refused_by_number),
         cmocka_unit_test(private_part_comes_back),
         cmocka_unit_test(a_name_used_twice_is_found_when_expanded),
+        cmocka_unit_test(records_have_one_form),
+        cmocka_unit_test(an_index_is_finished_from_records),
         cmocka_unit_test(counts_are_bounded_by_the_bytes_behind_them),
         cmocka_unit_test(places_outside_the_chunks_are_refused),
         cmocka_unit_test(names_are_opaque_but_held_to_their_rules),

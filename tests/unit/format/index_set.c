@@ -82,6 +82,9 @@ static void replicas_must_be_the_same(void **state)
     /* A scalar is a box like any other: case S1 */
     struct tensor scalar[2] = {{.name = slice_str("step"), .dtype = DTYPE_I64, .bytes = 8},
                                {.name = slice_str("step"), .dtype = DTYPE_I64, .bytes = 8}};
+    assert_int_equal(set_of(scalar, 2, &e), -EILSEQ); /* nothing shows that they are the same */
+    assert_non_null(strstr(e.text, "\"step\": ranks 0 and 1 both hold [], with no hash"));
+    scalar[0].plain_hash.bytes[0] = scalar[1].plain_hash.bytes[0] = 2;
     assert_int_equal(set_of(scalar, 2, &e), 0);
     scalar[1].plain_hash.bytes[0] = 1;
     assert_int_equal(set_of(scalar, 2, &e), -EILSEQ);
