@@ -67,12 +67,18 @@ const char *catalog_string(struct catalog *c, uint32_t piece)
 
 void catalog_ask(struct catalog *c, uint32_t piece)
 {
+    c->asked_count += !catalog_asked(c, piece);
     c->asked[piece / 64] |= 1ull << piece % 64;
 }
 
 bool catalog_asked(const struct catalog *c, uint32_t piece)
 {
     return c->asked[piece / 64] >> piece % 64 & 1;
+}
+
+bool catalog_all_asked(const struct catalog *c)
+{
+    return c->asked_count == c->count;
 }
 
 /* ---- by name ---- */
@@ -92,15 +98,6 @@ static uint32_t look_up(const struct catalog *c, struct slice name)
     uint64_t slot = *slot_of(c, name, hash64(name.p, name.n));
     uint32_t last = (uint32_t)slot - 1;
     return slot == 0 ? NO_PIECE : c->next ? c->next[last] : last;
-}
-
-uint32_t catalog_find(struct catalog *c, struct slice name)
-{
-    uint32_t found = c->hint; /* of the first rank, so it is the first of its name */
-    if (found >= c->first[1] || !slice_eq(catalog_name(c, found), name))
-        found = look_up(c, name);
-    c->hint = found == NO_PIECE ? c->hint : found + 1;
-    return found;
 }
 
 static int agree(const struct catalog *c, uint32_t a, uint32_t b, struct err *e)
@@ -159,6 +156,33 @@ static int add_all(struct catalog *c, struct err *e)
     return 0;
 }
 
+static int make_slots(struct catalog *c, struct err *e)
+{
+    size_t n = c->first[c->world];
+    c->slot_count = 16;
+    while (c->slot_count < 2 * n)
+        c->slot_count *= 2;
+    c->slots = calloc(c->slot_count, sizeof *c->slots);
+    if (!c->slots)
+        return err_set(e, ERR_NO_MEMORY, "no memory for the list of all tensors");
+    c->count = 0;
+    return add_all(c, e);
+}
+
+int catalog_find(struct catalog *c, struct slice name, uint32_t *out, struct err *e)
+{
+    uint32_t found = c->hint; /* of the first rank, so it is the first of its name */
+    if (found >= c->first[1] || !slice_eq(catalog_name(c, found), name)) {
+        int rc = c->slots ? 0 : make_slots(c, e);
+        if (rc < 0)
+            return rc;
+        found = look_up(c, name);
+    }
+    c->hint = found == NO_PIECE ? c->hint : found + 1;
+    *out = found;
+    return 0;
+}
+
 static int number_pieces(struct catalog *c)
 {
     uint64_t n = 0;
@@ -177,19 +201,20 @@ static int number_pieces(struct catalog *c)
 
 int catalog_create(struct part *const *parts, uint32_t world, struct catalog *out, struct err *e)
 {
-    struct catalog c = {.parts = parts, .world = world, .slot_count = 16};
+    struct catalog c = {.parts = parts, .world = world};
     int rc = number_pieces(&c);
     if (rc == 0) {
         size_t n = c.first[world];
-        while (c.slot_count < 2 * n)
-            c.slot_count *= 2;
-        c.slots = calloc(c.slot_count, sizeof *c.slots);
+        c.count = (uint32_t)n;
         c.asked = calloc(n / 64 + 1, sizeof *c.asked);
         if (world > 1)
             c.next = malloc((n + 1) * sizeof *c.next);
-        rc = c.slots && c.asked && (world == 1 || c.next) ? 0 : -ENOMEM;
+        rc = c.asked && (world == 1 || c.next) ? 0 : -ENOMEM;
     }
-    rc = rc < 0 ? err_set(e, ERR_NO_MEMORY, "no memory for the list of all tensors") : add_all(&c, e);
+    if (rc < 0)
+        rc = err_set(e, ERR_NO_MEMORY, "no memory for the list of all tensors");
+    else if (world > 1)
+        rc = make_slots(&c, e);
     if (rc < 0)
         catalog_free(&c);
     else
@@ -262,11 +287,11 @@ int catalog_sort(struct catalog *c, struct err *e)
         free(sorted);
         return err_set(e, ERR_NO_MEMORY, "no memory for a list of %u tensors", c->count);
     }
-    for (size_t i = 0; i < c->slot_count; i++) {
-        uint32_t last = (uint32_t)c->slots[i] - 1;
+    for (uint32_t i = 0; !c->next && i < c->count; i++)
+        keys[n++] = (struct key){.catalog = c, .piece = i};
+    for (size_t i = 0; c->next && i < c->slot_count; i++)
         if (c->slots[i])
-            keys[n++] = (struct key){.catalog = c, .piece = c->next ? c->next[last] : last};
-    }
+            keys[n++] = (struct key){.catalog = c, .piece = c->next[(uint32_t)c->slots[i] - 1]};
     check(n == c->count);
     size_t common = common_prefix(c, keys);
     for (uint32_t i = 0; i < n; i++)

@@ -121,13 +121,42 @@ static int read_once(struct conn *conn, bool sealed, const struct id *run_id, co
 
 /* ---- into memory ---- */
 
+struct summed { /* what came is digested on the connection's thread */
+    struct sink sink;
+    struct sha256 *sum;
+    const uint8_t *done;
+};
+
+static int sum_come(struct sink *sink, struct err *e)
+{
+    struct summed *s = container_of(sink, struct summed, sink);
+    (void)e;
+    sha256_update(s->sum, s->done, (size_t)(sink->memory - s->done));
+    s->done = sink->memory;
+    return 0;
+}
+
+static int read_summed(struct conn *conn, const struct id *run_id, const struct id *segment,
+                       enum part_class class, const struct range *ranges, uint32_t count, uint8_t *out,
+                       uint8_t *digest, struct err *e)
+{
+    struct summed s = {.sink = {.memory = out, .room = UINT64_MAX, .come = digest ? sum_come : NULL},
+                       .sum = digest ? sha256_start() : NULL,
+                       .done = out};
+    if (digest && !s.sum)
+        return err_set(e, ERR_NO_MEMORY, "no memory for a digest");
+    int rc = read_once(conn, false, run_id, segment, class, ranges, count, &s.sink, e);
+    if (digest)
+        sha256_end(s.sum, digest);
+    return rc;
+}
+
 int segment_read(struct conn *conn, const struct id *run_id, const struct id *segment, enum part_class class,
-                 const struct range *ranges, uint32_t count, uint8_t *out, struct err *e)
+                 const struct range *ranges, uint32_t count, uint8_t *out, uint8_t *digest, struct err *e)
 {
     uint64_t give_up = 0;
     for (;;) {
-        struct sink sink = {.memory = out, .room = UINT64_MAX};
-        int rc = read_once(conn, false, run_id, segment, class, ranges, count, &sink, e);
+        int rc = read_summed(conn, run_id, segment, class, ranges, count, out, digest, e);
         uint64_t now = clock_ms();
         if (rc != -ECONNRESET || (give_up && now >= give_up))
             return rc;

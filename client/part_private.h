@@ -30,10 +30,10 @@ struct range {
     uint64_t offset, bytes;
 };
 
-/* Reads ranges of one segment, one behind the other, into out. Asks again, from where it was, after a lost
- * connection. class: any but PART_FEED. */
+/* Reads ranges of one segment, one behind the other, into out. Asks again after a lost connection. class: any
+ * but PART_FEED. digest: SHA-256 of all of it, taken while it comes; may be NULL. */
 must_check int segment_read(struct conn *conn, const struct id *run_id, const struct id *segment,
                             enum part_class class, const struct range *ranges, uint32_t count, uint8_t *out,
-                            struct err *e);
+                            uint8_t *digest, struct err *e);
 
 #endif

@@ -81,11 +81,10 @@ static int open_private(struct part *p, struct seal_state *st, struct err *e)
     return rc;
 }
 
-static int index_open(struct part *p, struct err *e)
+/* digest: of what was read. */
+static int index_open(struct part *p, const uint8_t *digest, struct err *e)
 {
     const struct segment_trailer *t = &p->trailer;
-    uint8_t digest[SHA256_BYTES];
-    sha256(p->index_bytes, (size_t)t->index_bytes, digest);
     if (memcmp(digest, t->index_digest, SHA256_BYTES) != 0)
         return err_set(e, ERR_CORRUPT,
                        "its index (%llu bytes at %llu) does not match the digest in the commit record",
@@ -116,7 +115,7 @@ static int part_read(struct part *p, struct conn *conn, const struct run *run, c
         cp->segment_bytes - BLOCK_BYTES < TAIL_BYTES ? cp->segment_bytes - BLOCK_BYTES : TAIL_BYTES;
     struct range edges[2] = {{0, BLOCK_BYTES}, {cp->segment_bytes - tail, tail}};
     uint8_t *tail_at = edge + BLOCK_BYTES;
-    int rc = segment_read(conn, &run->run_id, &cp->segment, class, edges, 2, edge, e);
+    int rc = segment_read(conn, &run->run_id, &cp->segment, class, edges, 2, edge, NULL, e);
     if (rc == 0)
         rc = segment_header_decode(edge, &p->header, e);
     if (rc == 0)
@@ -133,11 +132,14 @@ static int part_read(struct part *p, struct conn *conn, const struct run *run, c
     p->index_bytes = pages_alloc((size_t)r.bytes);
     if (!p->index_bytes)
         return err_set(e, ERR_NO_MEMORY, "no memory for an index of %llu bytes", (unsigned long long)r.bytes);
-    if (r.offset >= edges[1].offset)
+    uint8_t digest[SHA256_BYTES];
+    if (r.offset >= edges[1].offset) {
         memcpy(p->index_bytes, tail_at + (r.offset - edges[1].offset), (size_t)r.bytes);
-    else
-        rc = segment_read(conn, &run->run_id, &cp->segment, class, &r, 1, p->index_bytes, e);
-    return rc < 0 ? rc : index_open(p, e);
+        sha256(p->index_bytes, (size_t)r.bytes, digest);
+    } else {
+        rc = segment_read(conn, &run->run_id, &cp->segment, class, &r, 1, p->index_bytes, digest, e);
+    }
+    return rc < 0 ? rc : index_open(p, digest, e);
 }
 
 /* Bytes that do not stand their checks: a disk may have read them wrongly once. */

@@ -251,9 +251,9 @@ int larder_restore_tensor(struct larder_restore *r, size_t i, struct larder_tens
 
 static int find(struct larder_restore *r, struct slice name, uint32_t *out, struct err *e)
 {
-    *out = catalog_find(&r->catalog, name);
-    if (*out != NO_PIECE)
-        return 0;
+    int rc = catalog_find(&r->catalog, name, out, e);
+    if (rc < 0 || *out != NO_PIECE)
+        return rc;
     char text[160];
     return err_set(e, ERR_NOT_FOUND, "tensor \"%s\" is not in step %llu of %s, which has %u",
                    err_quote(text, sizeof text, name.p, name.n), (unsigned long long)r->commit.step,
@@ -333,7 +333,6 @@ static int check_same(const struct tensor *saved, struct tensor *asked, struct e
     return err_set(e, ERR_MISMATCH, "it is saved with shape %s, %s was asked for", want, got);
 }
 
-/* Nothing for what most ask for, a whole tensor, packed. */
 static int keep_box(struct larder_restore *r, const struct tensor *t, const int64_t *strides,
                     const uint64_t **out, struct err *e)
 {
@@ -373,9 +372,9 @@ static int keep_target(struct larder_restore *r, struct device *d, void *stream,
     return 0;
 }
 
-static int keep_request(struct larder_restore *r, uint32_t piece, const struct tensor *t,
-                        const int64_t *strides, const struct larder_tensor *asked, struct device *d,
-                        struct err *e)
+/* box: as struct request's. */
+static int keep_request(struct larder_restore *r, uint32_t piece, const uint64_t *box,
+                        const struct larder_tensor *asked, struct device *d, struct err *e)
 {
     if (r->request_count == r->request_cap) {
         size_t cap = r->request_cap ? 2 * r->request_cap : 64;
@@ -385,10 +384,8 @@ static int keep_request(struct larder_restore *r, uint32_t piece, const struct t
         r->requests = more;
         r->request_cap = cap;
     }
-    struct request q = {.piece = piece, .memory = asked->data};
-    int rc = keep_box(r, t, strides, &q.box, e);
-    if (rc == 0)
-        rc = keep_target(r, d, asked->stream, &q.target, e);
+    struct request q = {.piece = piece, .box = box, .memory = asked->data};
+    int rc = keep_target(r, d, asked->stream, &q.target, e);
     if (rc < 0)
         return rc;
     r->requests[r->request_count++] = q;
@@ -409,31 +406,67 @@ static int keep_device(struct larder_restore *r, struct device *d, struct err *e
     return 0;
 }
 
-/* Where the box's bytes go, checked. */
-static int device_of(struct larder_restore *r, const struct larder_tensor *t, const struct tensor *x,
-                     const int64_t *strides, struct device **out, struct err *e)
+/* Where the box's bytes go, checked: from low to high, from t->data on. */
+static int device_of(struct larder_restore *r, const struct larder_tensor *t, int64_t low, int64_t high,
+                     struct device **out, struct err *e)
 {
-    int64_t low, high;
     int rc = 0;
-    if (x->bytes == 0)
-        return 0;
     if (t->memory == LARDER_MEMORY_CUDA)
         rc = device_get(r->client, t->device, out, e);
     else if (t->memory != LARDER_MEMORY_HOST)
         rc = err_set(e, ERR_INVALID, "memory is %d; expected 0 (host) or 1 (CUDA)", (int)t->memory);
     if (rc == 0)
-        rc = box_extent(x->dtype, x->dims, x->lengths, strides, &low, &high, e);
-    if (rc == 0)
         rc = device_check(*out, (uint8_t *)t->data + low, (uint8_t *)t->data + high, e);
     return rc == 0 && *out ? keep_device(r, *out, e) : rc;
+}
+
+/* Any box, in any order. */
+static int place_box(struct larder_restore *r, const struct larder_tensor *t, const struct tensor *x,
+                     const uint64_t **box, struct device **d, struct err *e)
+{
+    int64_t strides[TENSOR_DIMS_MAX], low, high;
+    int rc = box_strides(x->dtype, x->dims, x->lengths, t->strides, true, strides, e);
+    if (rc == 0 && x->bytes > 0)
+        rc = box_extent(x->dtype, x->dims, x->lengths, strides, &low, &high, e);
+    if (rc == 0 && x->bytes > 0)
+        rc = device_of(r, t, low, high, d, e);
+    return rc == 0 ? keep_box(r, x, strides, box, e) : rc;
+}
+
+/* What most ask for: the whole tensor, packed. */
+static bool is_whole(const struct larder_tensor *t, const struct tensor *x)
+{
+    for (uint32_t i = 0; i < x->dims; i++)
+        if (t->strides[i] != 0 || x->offsets[i] != 0 || x->lengths[i] != x->shape[i])
+            return false;
+    return true;
+}
+
+/* x, of the same dtype and shape as what is saved. */
+static int add_box(struct larder_restore *r, const struct larder_tensor *t, struct tensor *x, uint32_t piece,
+                   struct err *e)
+{
+    struct device *d = NULL;
+    const uint64_t *box = NULL;
+    int rc = 0;
+    bool whole = is_whole(t, x); /* as that, it was checked when it was saved and opened */
+    if (whole)
+        x->bytes = tensor_bytes(x);
+    else
+        rc = tensor_check(x, &x->bytes, e);
+    if (rc == 0 && x->bytes > 0 && !t->data)
+        rc = err_set(e, ERR_INVALID, "elements were asked for, but data is NULL");
+    if (rc == 0 && (!whole || x->bytes > INT64_MAX))
+        rc = place_box(r, t, x, &box, &d, e);
+    else if (rc == 0 && x->bytes > 0)
+        rc = device_of(r, t, 0, (int64_t)x->bytes, &d, e);
+    return rc == 0 ? keep_request(r, piece, box, t, d, e) : rc;
 }
 
 static int add(struct larder_restore *r, const struct larder_tensor *t, struct err *e)
 {
     struct tensor x, room;
     uint32_t piece;
-    struct device *d = NULL;
-    int64_t strides[TENSOR_DIMS_MAX];
     tensor_of_public(t, &x);
     if (x.dims > TENSOR_DIMS_MAX)
         return err_set(e, ERR_INVALID, "%u dimensions were asked for; at most %u are possible", x.dims,
@@ -443,15 +476,7 @@ static int add(struct larder_restore *r, const struct larder_tensor *t, struct e
         return rc;
     rc = check_same(catalog_tensor(&r->catalog, piece, &room), &x, e);
     if (rc == 0)
-        rc = tensor_check(&x, &x.bytes, e);
-    if (rc == 0 && x.bytes > 0 && !t->data)
-        rc = err_set(e, ERR_INVALID, "elements were asked for, but data is NULL");
-    if (rc == 0)
-        rc = box_strides(x.dtype, x.dims, x.lengths, t->strides, true, strides, e);
-    if (rc == 0)
-        rc = device_of(r, t, &x, strides, &d, e);
-    if (rc == 0)
-        rc = keep_request(r, piece, &x, strides, t, d, e);
+        rc = add_box(r, t, &x, piece, e);
     if (rc < 0) {
         char text[160];
         return err_prepend(e, "tensor \"%s\"", err_quote(text, sizeof text, x.name.p, x.name.n));
@@ -472,6 +497,8 @@ int larder_restore_extra(struct larder_restore *r, size_t i, const char **name)
 {
     struct err e;
     int rc = enter(r, &e);
+    if (rc == 0 && catalog_all_asked(&r->catalog))
+        return -ENOENT;
     if (rc == 0)
         rc = catalog_sort(&r->catalog, &e);
     if (rc < 0)
