@@ -117,6 +117,7 @@ int larder_save_begin(struct larder *c, const struct larder_save_options *option
             err_set(&e, ERR_DENIED, "the credentials' role is reader; saving needs a writer's"), &e, error);
     pthread_mutex_lock(&c->saver->lock);
     saver_reap(c->saver); /* an older save's description goes before the next one grows */
+    struct snapshot_size expected = c->saver->expected;
     pthread_mutex_unlock(&c->saver->lock);
     struct larder_save *s = calloc(1, sizeof *s);
     rc = s ? fill_save(s, c, &o, &e) : err_set(&e, ERR_NO_MEMORY, "no memory for a save");
@@ -130,6 +131,7 @@ int larder_save_begin(struct larder *c, const struct larder_save_options *option
     s->saver = c->saver;
     s->references = 1;
     s->snapshot.alone = s->world == 1;
+    snapshot_expect(&s->snapshot, &expected);
     list_init(&s->link);
     *out = s;
     return client_leave(0, &e, error);
@@ -230,6 +232,7 @@ static int start_thread(struct larder_save *s, struct err *e)
 {
     struct saver *v = s->saver;
     int rc = snapshot_close(&s->snapshot, e);
+    v->expected = snapshot_size(&s->snapshot);
     if (rc == 0)
         rc = saver_start_workers(v, e);
     if (rc == 0) {

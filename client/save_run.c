@@ -384,12 +384,23 @@ static struct part_writer *wind_up(struct larder_save *s)
     pthread_mutex_lock(&v->lock);
     struct part_writer *w = s->writer;
     keep_progress(s);
+    if (w && !s->failed)
+        part_writer_stored(w, s->stored); /* all of it: nobody looks at what is sealed now, or forgotten */
     s->writer = NULL;
     if (v->sending == s)
         v->sending = NULL;
     pthread_cond_broadcast(&v->changed);
     pthread_mutex_unlock(&v->lock);
     return w;
+}
+
+/* Of a durable save: what describes its tensors is memory that the next one can use. The writer has sent the
+ * index. */
+static void forget(struct larder_save *s)
+{
+    pthread_mutex_lock(&s->saver->lock);
+    snapshot_forget(&s->snapshot);
+    pthread_mutex_unlock(&s->saver->lock);
 }
 
 /* Whoever waits is told. */
@@ -503,6 +514,8 @@ void *save_run(void *arg)
                         s->rank, s->world);
     }
     struct part_writer *w = wind_up(s);
+    if (rc == 0)
+        forget(s);
     decide(s, rc, &e, sequence);
     part_writer_free(w); /* after that: answers that are still to come may take as long as they like */
     if (opened)

@@ -8,8 +8,10 @@
 
 #include "client/stream.h"
 #include "client/transfer.h"
+#include "format/base/pages.h"
 #include "format/base/utf8.h"
 
+#define NAMES_MIN        64u
 #define ALIAS            (1u << 31) /* of the number of a name: what is left is that of an alias */
 #define RECORD_BYTES_MAX (2u + 2u + 24u * TENSOR_DIMS_MAX + 8u + HASH128_BYTES) /* without its name */
 #define SMALL_BYTES_MAX  (CHUNK_PLAIN_BYTES_MAX / 4)                            /* as format/index.h says */
@@ -81,12 +83,13 @@ static uint64_t *slot_of(const struct snapshot *s, struct slice name, uint32_t t
     return &n->slots[i];
 }
 
-static int grow_names(struct name_set *n)
+/* count: a power of two. */
+static int grow_names(struct name_set *n, size_t count)
 {
-    size_t count = n->slot_count ? 2 * n->slot_count : 64;
-    uint64_t *slots = calloc(count, sizeof *slots);
+    uint64_t *slots = pages_alloc(count * sizeof *slots); /* large pages: each look goes elsewhere */
     if (!slots)
         return -ENOMEM;
+    memset(slots, 0, count * sizeof *slots);
     for (size_t i = 0; i < n->slot_count; i++) {
         size_t to = (size_t)(n->slots[i] >> 32) & (count - 1);
         if (!n->slots[i])
@@ -109,7 +112,9 @@ static uint32_t tag_of(struct slice name)
 /* NULL: there is no memory. */
 static uint64_t *room_for(struct snapshot *s, struct slice name, uint32_t tag)
 {
-    if (2 * (s->names.count + 1) > s->names.slot_count && grow_names(&s->names) < 0)
+    struct name_set *n = &s->names;
+    if (2 * (n->count + 1) > n->slot_count &&
+        grow_names(n, n->slot_count ? 2 * n->slot_count : NAMES_MIN) < 0)
         return NULL;
     return slot_of(s, name, tag);
 }
@@ -712,13 +717,48 @@ int snapshot_close(struct snapshot *s, struct err *e)
     return 0;
 }
 
-void snapshot_free(struct snapshot *s)
+void snapshot_expect(struct snapshot *s, const struct snapshot_size *size)
+{
+    size_t slots = NAMES_MIN, n = size->tensors;
+    while (slots < 2 * (n + 1))
+        slots *= 2;
+    if (n == 0 || grow_names(&s->names, slots) < 0)
+        return;
+    if (!buf_reserve(&s->index, size->index_bytes)) {
+        buf_free(&s->index); /* else it would stay failed */
+        return;
+    }
+    s->records = malloc(n * sizeof *s->records);
+    s->tensor_items = malloc(n * sizeof *s->tensor_items);
+    if (s->records && s->tensor_items) {
+        s->tensor_cap = size->tensors;
+        return;
+    }
+    free(s->records);
+    free(s->tensor_items);
+    s->records = NULL;
+    s->tensor_items = NULL;
+}
+
+struct snapshot_size snapshot_size(const struct snapshot *s)
+{
+    return (struct snapshot_size){.tensors = s->tensor_count, .index_bytes = s->index.n + TAG_BYTES};
+}
+
+void snapshot_forget(struct snapshot *s)
 {
     buf_free(&s->index);
     free(s->records);
+    free(s->tensor_items);
+    s->records = NULL;
+    s->tensor_items = NULL;
+}
+
+void snapshot_free(struct snapshot *s)
+{
+    snapshot_forget(s);
     free(s->names.slots);
     names_free(&s->memory);
-    free(s->tensor_items);
     free(s->aliases);
     free(s->blobs);
     free(s->blob_items);

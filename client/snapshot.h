@@ -86,6 +86,14 @@ struct snapshot {
     uint64_t plain_bytes;
 };
 
+/* Best effort: as many tensors as in another one will be added. */
+struct snapshot_size {
+    uint32_t tensors;
+    size_t index_bytes;
+};
+void snapshot_expect(struct snapshot *s, const struct snapshot_size *size);
+struct snapshot_size snapshot_size(const struct snapshot *s);
+
 /* Each copies the description, not the data, and gives it its place in a chunk. Errors name the tensor. c:
  * whose devices; NULL: which memory the data is in is not looked at. */
 must_check int snapshot_tensor(struct snapshot *s, struct larder *c, const struct larder_tensor *t,
@@ -115,6 +123,8 @@ struct slice snapshot_name(const struct snapshot *s, uint32_t i);
 const char *snapshot_string(struct snapshot *s, uint32_t i);
 const uint8_t *item_data(const struct item *i);
 const int64_t *item_strides(const struct item *i); /* NULL: packed */
+/* Memory for the tensors' descriptions, which nobody looks at any more; counts stay. */
+void snapshot_forget(struct snapshot *s);
 void snapshot_free(struct snapshot *s);
 
 /* A public tensor as a struct tensor: name as given, whole box where none is stated. Not checked. Of arrays

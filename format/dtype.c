@@ -72,13 +72,13 @@ int dtype_bytes(enum dtype dtype, uint64_t elements, uint64_t *bytes, struct err
 {
     if (!dtype_known(dtype))
         return err_set(e, ERR_INVALID, "dtype %u is not one that this build knows", (unsigned)dtype);
-    unsigned pack = dtypes[dtype].pack;
-    if (elements % pack != 0)
+    unsigned pack = dtypes[dtype].pack; /* 1, 2 or 4 */
+    if ((elements & (pack - 1)) != 0)
         return err_set(e, ERR_INVALID,
                        "%llu elements of %s do not fill whole bytes: the count must be a multiple of %u",
                        (unsigned long long)elements, dtypes[dtype].name, pack);
     /* Exact: pack elements fill pack * bits / 8 whole bytes. */
-    if (mul_overflows(elements / pack, (uint64_t)pack * dtypes[dtype].bits / 8, bytes))
+    if (mul_overflows(elements >> (pack / 2), (uint64_t)pack * dtypes[dtype].bits / 8, bytes))
         return err_set(e, ERR_LIMIT, "%llu elements of %s are more bytes than 64 bits can count",
                        (unsigned long long)elements, dtypes[dtype].name);
     return 0;

@@ -98,7 +98,6 @@ void record_get(const uint8_t *record, struct tensor *out)
     out->name = record_name(record);
     const uint8_t *p = record + 2 + out->name.n;
     uint8_t form = p[1];
-    size_t n = (form & FORM_DIMS) * sizeof *out->shape;
     out->dtype = p[0];
     out->dims = form & FORM_DIMS;
     p = numbers_get(p + 2, form, out->shape);
@@ -106,8 +105,10 @@ void record_get(const uint8_t *record, struct tensor *out)
         p = numbers_get(p, form, out->offsets);
         p = numbers_get(p, form, out->lengths);
     } else {
-        memset(out->offsets, 0, n);
-        memcpy(out->lengths, out->shape, n);
+        for (uint32_t i = 0; i < out->dims; i++) {
+            out->offsets[i] = 0;
+            out->lengths[i] = out->shape[i];
+        }
     }
     out->first_chunk = le32_get(p);
     out->offset = le32_get(p + 4);
