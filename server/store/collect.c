@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "format/base/log.h"
+#include "format/base/pages.h"
 #include "server/store/writer.h"
 
 void writer_begin(struct segment *g)
@@ -39,7 +40,7 @@ void writer_close(struct store *s, struct segment *g)
     free(w->block);
     free(w->entries);
     free(w->states);
-    free(w->index);
+    pages_release(w->index, w->index_capacity);
     sha256_end(w->index_hash, NULL);
     free(w);
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "format/base/log.h"
+#include "format/base/pages.h"
 #include "server/store/writer.h"
 
 #define INDEX_WRITE_BYTES (4u << 20)
@@ -487,15 +488,12 @@ static bool index_reserve(struct task *t, struct writer *w, size_t bytes)
         task_fail(t, ERR_BUSY, "the server holds as many indexes in memory as it may; try again later");
         return false;
     }
-    uint8_t *bigger = aligned_alloc(BLOCK_BYTES, capacity);
+    uint8_t *bigger = pages_grow(w->index, w->index_capacity, capacity);
     if (!bigger) {
         task_fail(t, ERR_NO_MEMORY, "the server has no memory for an index of %zu bytes; try again later",
                   bytes);
         return false;
     }
-    if (w->index_bytes)
-        memcpy(bigger, w->index, w->index_bytes);
-    free(w->index);
     w->index = bigger;
     w->index_capacity = capacity;
     w->tables_bytes += more;
