@@ -3,7 +3,8 @@
  * Fetchers own a slot of memory each, and fill it by part_fetch with a large chunk or several small ones;
  * decoders take chunks from a queue as they arrive. The slots are the bound: a fetcher asks again when what
  * came to its slot is decoded, and there are several on a connection, so that others are on their way
- * meanwhile.
+ * meanwhile. Now and then the server is asked where others read (fetch_order.h), on the control connection;
+ * nobody waits for the answer but at the beginning.
  */
 #include "client/fetch.h"
 
@@ -12,7 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/clock.h"
+#include "client/fetch_order.h"
 #include "client/opened.h"
+#include "client/part_private.h"
 #include "client/saver.h"
 #include "format/base/pages.h"
 
@@ -20,14 +24,25 @@
 #define BATCH_CHUNKS_MAX  64u
 #define SLOT_BYTES        STAGING_SLOT_BYTES
 #define THREADS_MAX       64u
+#define AHEAD_BYTES       (2 * SLOT_BYTES) /* on their way on a connection, before more is asked for */
+#define ASK_BYTES         (16u << 20)      /* taken, then the server is asked where others read */
+#define ASK_FIRST_MS      1000u            /* so long its answer is waited for at the beginning */
+#define SCANS_MAX         64u              /* looked at of its answer */
 
 struct fetch;
 
+struct way { /* a connection */
+    struct conn *conn;
+    uint64_t coming_bytes; /* asked for, and not there yet */
+    pthread_cond_t clear;  /* less is */
+};
+
 struct fetcher {
     struct fetch *fetch;
-    struct conn *conn;
-    uint8_t *memory; /* SLOT_BYTES */
-    bool lent;       /* by the saver */
+    struct way *way;
+    uint64_t coming_bytes; /* of the batch */
+    uint8_t *memory;       /* SLOT_BYTES */
+    bool lent;             /* by the saver */
     pthread_cond_t decoded;
     size_t first; /* item; the batch is first, first + 1, ... */
     uint32_t count, given;
@@ -46,8 +61,14 @@ struct fetch {
     const struct fetch_job *job;
     pthread_mutex_t lock;
     pthread_cond_t changed; /* for decoders: a chunk came, or a fetcher ended */
-    size_t next;            /* item that no fetcher has taken */
-    unsigned fetching;      /* fetchers that are not done */
+    struct way *ways;
+    struct fetch_order order; /* of items that no fetcher has taken */
+    bool asks;                /* where others read */
+    bool asking;
+    uint64_t unasked_bytes; /* taken since */
+    struct call ask;
+    pthread_cond_t answered;
+    unsigned fetching; /* fetchers that are not done */
     struct ready *queue;
     size_t queue_cap, queue_at, queue_count;
     bool failed;
@@ -61,6 +82,8 @@ static void fetch_fail(struct fetch *f, const struct err *e)
         f->err = *e;
     f->failed = true;
     pthread_cond_broadcast(&f->changed);
+    for (unsigned i = 0; i < f->job->conn_count; i++)
+        pthread_cond_broadcast(&f->ways[i].clear);
 }
 
 static const struct chunk_entry *entry_of(const struct fetch_item *i)
@@ -71,25 +94,125 @@ static const struct chunk_entry *entry_of(const struct fetch_item *i)
     return &chunks[i->chunk];
 }
 
-/* ---- fetching ---- */
+/* ---- taking ---- */
 
 /* With the lock held: the next items of one part that fit into the buffer. False: nothing is left. */
 static bool take_batch(struct fetch *f, struct fetcher *t)
 {
     const struct fetch_job *job = f->job;
     size_t bytes = 0;
-    t->first = f->next;
     t->count = t->given = 0;
-    while (f->next < job->count && t->count < BATCH_CHUNKS_MAX) {
-        const struct fetch_item *i = &job->items[f->next];
+    while (f->order.left > 0 && t->count < BATCH_CHUNKS_MAX) {
+        size_t next = fetch_order_next(&f->order);
+        const struct fetch_item *i = &job->items[next];
         size_t n = block_align(entry_of(i)->stored_bytes); /* chunks that are neighbours come with padding */
-        if (t->count > 0 && (i->part != job->items[t->first].part || bytes + n > SLOT_BYTES))
+        if (t->count == 0)
+            t->first = next;
+        else if (next != t->first + t->count || i->part != job->items[t->first].part ||
+                 bytes + n > SLOT_BYTES)
             break;
         bytes += n;
         t->numbers[t->count++] = i->chunk;
-        f->next++;
+        fetch_order_take(&f->order);
     }
+    f->unasked_bytes += bytes;
+    t->coming_bytes = bytes;
+    t->way->coming_bytes += bytes;
     return t->count > 0;
+}
+
+/* ---- asking where others read ---- */
+
+static void take_scans(struct fetch *f, struct rcur *in)
+{
+    struct fetch_scan scans[SCANS_MAX];
+    struct msg_read_scans_reply m;
+    struct msg_read_range range;
+    unsigned n = 0;
+    if (msg_read_scans_reply_decode(in, &m, NULL) < 0)
+        return;
+    struct rcur ranges = rcur_of(m.ranges.p, m.ranges.n);
+    for (; n < SCANS_MAX && ranges.left > 0 && msg_read_range_decode(&ranges, &range, NULL) == 0; n++)
+        scans[n] = (struct fetch_scan){range.object, range.offset, range.offset + range.bytes};
+    fetch_order_join(&f->order, scans, n);
+}
+
+/* On the connection's thread. An error says nothing: the order stays as it is. */
+static void ask_done(struct call *call)
+{
+    struct fetch *f = container_of(call, struct fetch, ask);
+    struct rcur in = rcur_of(call->payload, call->payload_bytes);
+    pthread_mutex_lock(&f->lock);
+    if (call->err.class == ERR_NONE)
+        take_scans(f, &in);
+    call_free(call);
+    f->asking = false;
+    pthread_cond_broadcast(&f->answered);
+    pthread_mutex_unlock(&f->lock);
+}
+
+/* With the lock held. */
+static void ask(struct fetch *f, bool joins)
+{
+    struct buf b = {0};
+    struct msg_read_scans m = {.scope = f->job->items[0].part->run_id, .joins = joins};
+    if (!f->asks || f->asking || f->order.left == 0)
+        return;
+    f->unasked_bytes = 0;
+    msg_read_scans_encode(&m, &b);
+    f->ask = (struct call){.opcode = OP_READ_SCANS, .done = ask_done};
+    f->asking = !b.failed;
+    if (f->asking)
+        conn_submit(client_conn(f->job->client), &f->ask, SLICE(b.p, b.n), SLICE(NULL, 0));
+    buf_free(&b);
+}
+
+static void ask_begin(struct fetch *f)
+{
+    struct conn_hello hello;
+    uint64_t bytes = 0, until_ms = clock_ms() + ASK_FIRST_MS;
+    conn_hello(client_conn(f->job->client), &hello);
+    for (size_t i = 0; i < f->job->count && bytes < 4 * ASK_BYTES; i++)
+        bytes += entry_of(&f->job->items[i])->stored_bytes;
+    f->asks = f->job->class == PART_RESTORE && bytes >= 4 * ASK_BYTES &&
+              (hello.features & 1ull << FEATURE_READ_SCANS);
+    pthread_mutex_lock(&f->lock);
+    ask(f, true);
+    while (f->asking && clock_wait(&f->answered, &f->lock, until_ms))
+        continue;
+    pthread_mutex_unlock(&f->lock);
+}
+
+static void ask_end(struct fetch *f)
+{
+    pthread_mutex_lock(&f->lock);
+    bool asking = f->asking;
+    pthread_mutex_unlock(&f->lock);
+    if (asking)
+        conn_cancel(client_conn(f->job->client), &f->ask);
+    pthread_mutex_lock(&f->lock);
+    while (f->asking)
+        pthread_cond_wait(&f->answered, &f->lock);
+    pthread_mutex_unlock(&f->lock);
+}
+
+/* ---- fetching ---- */
+
+/* With the lock held: so much less of the batch is coming. */
+static void came(struct fetcher *t, uint64_t bytes)
+{
+    t->coming_bytes -= bytes;
+    t->way->coming_bytes -= bytes;
+    if (t->way->coming_bytes < AHEAD_BYTES)
+        pthread_cond_signal(&t->way->clear);
+}
+
+/* Likewise: waits until the connection will soon be idle. What is asked for early is asked for in vain if
+ * meanwhile it shows that others read elsewhere. */
+static void wait_turn(struct fetcher *t)
+{
+    while (!t->fetch->failed && t->way->coming_bytes >= AHEAD_BYTES)
+        pthread_cond_wait(&t->way->clear, &t->fetch->lock);
 }
 
 /* On the connection's thread: the chunk is in the batch's buffer, and waits for a decoder. */
@@ -108,6 +231,7 @@ static int chunk_arrived(void *arg, uint32_t number, uint8_t *stored, size_t n, 
             .from = t, .item = t->first + t->given, .stored = stored, .stored_bytes = (uint32_t)n};
         t->given++;
         t->undecoded++;
+        came(t, block_align(n));
         pthread_cond_signal(&f->changed);
     }
     pthread_mutex_unlock(&f->lock);
@@ -138,7 +262,7 @@ static int fetch_apart(struct fetch *f, struct fetcher *t, struct err *e)
         await_decoded(f, t);
         pthread_mutex_unlock(&f->lock);
         size_t item = t->first + t->given;
-        rc = part_fetch(job->items[item].part, t->conn, PART_AGAIN, &t->numbers[t->given], 1, t->memory,
+        rc = part_fetch(job->items[item].part, t->way->conn, PART_AGAIN, &t->numbers[t->given], 1, t->memory,
                         SLOT_BYTES, chunk_arrived, t, e);
         if (is_of_bytes(rc)) {
             e->class = ERR_CORRUPT;
@@ -155,19 +279,26 @@ static void *fetch_some(void *arg)
     struct fetcher *t = arg;
     struct fetch *f = t->fetch;
     pthread_mutex_lock(&f->lock);
-    while (!f->failed && take_batch(f, t)) {
+    for (;;) {
+        wait_turn(t);
+        if (f->failed || !take_batch(f, t))
+            break;
+        if (f->unasked_bytes >= ASK_BYTES)
+            ask(f, false);
         pthread_mutex_unlock(&f->lock);
         struct err e;
-        int rc = part_fetch(f->job->items[t->first].part, t->conn, f->job->class, t->numbers, t->count,
+        int rc = part_fetch(f->job->items[t->first].part, t->way->conn, f->job->class, t->numbers, t->count,
                             t->memory, SLOT_BYTES, chunk_arrived, t, &e);
         if (is_of_bytes(rc))
             rc = fetch_apart(f, t, &e);
         pthread_mutex_lock(&f->lock);
+        came(t, t->coming_bytes);
         if (rc < 0)
             fetch_fail(f, &e);
         await_decoded(f, t);
     }
     f->fetching--;
+    pthread_cond_signal(&t->way->clear); /* nothing is left for who waits behind this one either */
     pthread_cond_broadcast(&f->changed);
     pthread_mutex_unlock(&f->lock);
     return NULL;
@@ -202,7 +333,7 @@ static int decode(struct fetch *f, struct part_scratch *s, const struct ready *r
     if (rc != -EBADMSG)
         return rc;
     struct err again; /* damaged on the way, or by a bad read of a good disk? */
-    int rc2 = fetch_one(i->part, r->from->conn, s, i->chunk, plain, &again);
+    int rc2 = fetch_one(i->part, r->from->way->conn, s, i->chunk, plain, &again);
     if (rc2 == -EIO)
         return rc; /* what was found first stands */
     if (rc2 < 0)
@@ -301,7 +432,7 @@ static int fetchers_create(struct fetch *f, unsigned count, struct fetcher **out
     *out = t;
     for (unsigned i = 0; t && i < count; i++) {
         t[i].fetch = f;
-        t[i].conn = f->job->conns[i % f->job->conn_count];
+        t[i].way = &f->ways[i % f->job->conn_count];
         pthread_cond_init(&t[i].decoded, NULL);
         slot_take(f->job->client, &t[i]);
         if (!t[i].memory)
@@ -354,20 +485,49 @@ static unsigned fetchers_wanted(const struct fetch_job *job)
     return n < 1 ? 1 : n < THREADS_MAX ? (unsigned)n : THREADS_MAX;
 }
 
+static int fetch_create(struct fetch *f, unsigned fetcher_count, struct err *e)
+{
+    const struct fetch_job *job = f->job;
+    f->queue_cap = (size_t)fetcher_count * BATCH_CHUNKS_MAX;
+    f->queue = calloc(f->queue_cap, sizeof *f->queue);
+    f->ways = calloc(job->conn_count, sizeof *f->ways);
+    pthread_mutex_init(&f->lock, NULL);
+    pthread_cond_init(&f->changed, NULL);
+    (void)clock_cond_init(&f->answered);
+    for (unsigned i = 0; f->ways && i < job->conn_count; i++) {
+        f->ways[i].conn = job->conns[i];
+        pthread_cond_init(&f->ways[i].clear, NULL);
+    }
+    if (!f->queue || !f->ways || fetch_order_create(&f->order, job->items, job->count) < 0)
+        return err_set(e, ERR_NO_MEMORY, "no memory for fetching");
+    return 0;
+}
+
+static void fetch_free(struct fetch *f)
+{
+    fetch_order_free(&f->order);
+    for (unsigned i = 0; f->ways && i < f->job->conn_count; i++)
+        pthread_cond_destroy(&f->ways[i].clear);
+    free(f->ways);
+    free(f->queue);
+    pthread_cond_destroy(&f->answered);
+    pthread_cond_destroy(&f->changed);
+    pthread_mutex_destroy(&f->lock);
+}
+
 int fetch_run(const struct fetch_job *job, struct err *e)
 {
     if (job->count == 0)
         return 0;
     unsigned fetcher_count = fetchers_wanted(job), started = 0;
-    struct fetch f = {.job = job, .queue_cap = (size_t)fetcher_count * BATCH_CHUNKS_MAX};
+    struct fetch f = {.job = job};
     struct fetcher *fetchers = NULL;
     pthread_t threads[2 * THREADS_MAX];
-    f.queue = calloc(f.queue_cap, sizeof *f.queue);
-    pthread_mutex_init(&f.lock, NULL);
-    pthread_cond_init(&f.changed, NULL);
-    int rc = f.queue ? fetchers_create(&f, fetcher_count, &fetchers, e)
-                     : err_set(e, ERR_NO_MEMORY, "no memory for fetching");
+    int rc = fetch_create(&f, fetcher_count, e);
+    if (rc == 0)
+        rc = fetchers_create(&f, fetcher_count, &fetchers, e);
     if (rc == 0) {
+        ask_begin(&f);
         pthread_mutex_lock(&f.lock);
         rc = start(&f, fetchers, fetcher_count, threads, &started, e);
         pthread_mutex_unlock(&f.lock);
@@ -376,14 +536,13 @@ int fetch_run(const struct fetch_job *job, struct err *e)
         decode_some(&f);
     for (unsigned i = 0; i < started; i++)
         pthread_join(threads[i], NULL);
+    ask_end(&f);
     if (rc == 0 && f.failed) {
         rc = -f.err.errnum;
         if (e)
             *e = f.err;
     }
     fetchers_free(&f, fetchers, fetcher_count);
-    free(f.queue);
-    pthread_cond_destroy(&f.changed);
-    pthread_mutex_destroy(&f.lock);
+    fetch_free(&f);
     return rc;
 }

@@ -76,9 +76,9 @@ static void stream_run(struct stream *s, const struct buf *message)
     pthread_mutex_unlock(&s->lock);
 }
 
-static int read_once(struct conn *conn, bool sealed, const struct id *run_id, const struct id *segment,
-                     enum part_class class, const struct range *ranges, uint32_t count, struct sink *sink,
-                     struct err *e)
+static int read_once(struct conn *conn, bool sealed, bool scan, const struct id *run_id,
+                     const struct id *segment, enum part_class class, const struct range *ranges,
+                     uint32_t count, struct sink *sink, struct err *e)
 {
     struct buf items = {0}, message = {0};
     struct stream s = {.conn = conn,
@@ -96,9 +96,9 @@ static int read_once(struct conn *conn, bool sealed, const struct id *run_id, co
         s.expected += ranges[i].bytes;
     }
     struct msg_read m = {.source = READ_SEGMENT,
-                         .class = class == PART_FEED      ? 2
-                                  : class == PART_RESTORE ? 1
-                                                          : 1 | READ_ANEW,
+                         .class = (uint8_t)((class == PART_FEED ? 2 : 1) |
+                                            (class == PART_VERIFY || class == PART_AGAIN ? READ_ANEW : 0) |
+                                            (scan ? READ_SCAN : 0)),
                          .scope = *run_id,
                          .credit = UINT64_MAX >> 1,
                          .count = count,
@@ -145,7 +145,7 @@ static int read_summed(struct conn *conn, const struct id *run_id, const struct 
                        .done = out};
     if (digest && !s.sum)
         return err_set(e, ERR_NO_MEMORY, "no memory for a digest");
-    int rc = read_once(conn, false, run_id, segment, class, ranges, count, &s.sink, e);
+    int rc = read_once(conn, false, false, run_id, segment, class, ranges, count, &s.sink, e);
     if (digest)
         sha256_end(s.sum, digest);
     return rc;
@@ -272,8 +272,8 @@ static int fetch_all(struct chunk_sink *s, struct conn *conn, enum part_class cl
         s->sink.memory = s->at;
         s->sink.room = (uint64_t)(end - s->at);
         uint32_t n = plan_ranges(s, ranges, &s->count); /* the sink sees only what these ranges bring */
-        rc = read_once(conn, class != PART_AGAIN, &s->part->run_id, &s->part->header.segment_id, class,
-                       ranges, n, &s->sink, e);
+        rc = read_once(conn, class != PART_AGAIN, class == PART_RESTORE, &s->part->run_id,
+                       &s->part->header.segment_id, class, ranges, n, &s->sink, e);
         s->count = all;
         if (rc == 0)
             rc = give_empty(s, e);

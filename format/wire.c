@@ -80,6 +80,7 @@ const char *opcode_name(unsigned opcode)
     case OP_PUBLISHED_LIST: return "published_list";
     case OP_PUBLISHED_OPEN: return "published_open";
     case OP_PUBLISHED_SAMPLES: return "published_samples";
+    case OP_READ_SCANS: return "read_scans";
     case OP_FEED_REPORT: return "feed_report";
     default: return "unknown";
     }

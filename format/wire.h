@@ -76,6 +76,7 @@ enum opcode {
     OP_PUBLISHED_OPEN = 42,    /* pins the version of a published directory */
     OP_PUBLISHED_SAMPLES = 43, /* stream: the encoded sample index of one shard, as tails */
     OP_FEED_REPORT = 44,       /* what a feed waited for, every few seconds */
+    OP_READ_SCANS = 45,        /* where others go through a run's segments now */
 };
 
 const char *opcode_name(unsigned opcode); /* "segment_chunk"; "unknown" */
@@ -90,10 +91,11 @@ int role_of_name(const char *name, enum client_role *out); /* 0 or -EINVAL */
 #define FEATURE_BULK_LANE       1 /* plain TCP connections for sealed chunks */
 #define FEATURE_READ_WAITS      2 /* frames that answer reads tell how long they waited for the disk */
 #define FEATURE_FEED_REPORTS    3 /* OP_FEED_REPORT */
+#define FEATURE_READ_SCANS      4 /* OP_READ_SCANS */
 #define FEATURE_MANDATORY_FIRST 32
 #define FEATURES_KNOWN                                                                  \
     (1ull << FEATURE_CREDITS | 1ull << FEATURE_BULK_LANE | 1ull << FEATURE_READ_WAITS | \
-     1ull << FEATURE_FEED_REPORTS)
+     1ull << FEATURE_FEED_REPORTS | 1ull << FEATURE_READ_SCANS)
 
 enum commit_select {
     SELECT_LATEST = 1,
@@ -107,6 +109,8 @@ enum scrub_level { SCRUB_STRUCTURE = 1, SCRUB_DATA = 2 };
 enum read_source { READ_SEGMENT = 1, READ_PUBLISHED = 2 };
 #define READ_ANEW \
     0x80u /* from the medium, whatever the server has in memory: for verifying, and for what came damaged */
+#define READ_SCAN \
+    0x40u /* of chunks of a checkpoint that the client goes through: others may join it (OP_READ_SCANS) */
 /* Why prune would remove a commit, or keep it. */
 enum prune_reason {
     PRUNE_KEEP_LAST = 1,

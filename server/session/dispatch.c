@@ -71,6 +71,7 @@ static const struct op_entry table[] = {
     {OP_PUBLISHED_LIST, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, SMALL, published_list_handle},
     {OP_PUBLISHED_OPEN, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, SMALL, published_open_handle},
     {OP_PUBLISHED_SAMPLES, IN_OPEN, ALL, OPCLASS_READ, OP_ON_SESSION, false, SMALL, published_samples_handle},
+    {OP_READ_SCANS, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, SMALL, read_scans_handle},
     {OP_FEED_REPORT, IN_OPEN, ALL, OPCLASS_CONTROL, OP_ON_SESSION, false, SMALL, feed_report_handle},
 };
 

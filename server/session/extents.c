@@ -9,6 +9,9 @@
  * finds a ghost had to read once more, and shows that keeping pays. It is decided by object: of what was
  * wanted of it lately, was a quarter there, or a ghost (2Q by Johnson and Shasha, 1994, with a ratio). The
  * first bytes wanted of an object are kept, since those who restore together begin together.
+ *
+ * What is kept goes in the order in which it was read, however lately it was used: of several who go through
+ * an object one behind the other, it is the last one who has used an extent last, and nobody wants it then.
  */
 #include "server/session/extents.h"
 
@@ -21,30 +24,42 @@
 
 #include "server/obs/metrics.h"
 
-#define UNIT_BYTES   (64u << 10)
-#define FRAME_UNITS  (EXTENT_BYTES_MAX / UNIT_BYTES)
-#define BUCKETS      1024u
-#define OBJECTS      1024u /* remembered, in sets of OBJECT_WAYS */
-#define OBJECT_WAYS  4u
-#define WANTED_BYTES (64u << 20) /* of an object, then the older half counts half */
-#define AGAIN_PART   4u          /* one of so many wanted again: worth keeping */
-#define FRAME_NONE   UINT32_MAX  /* memory of its own */
-#define FRAMES_BEGIN (2u << 20)  /* large pages where the kernel has them */
+#define UNIT_BYTES    (64u << 10)
+#define FRAME_UNITS   (EXTENT_BYTES_MAX / UNIT_BYTES)
+#define BUCKETS       1024u
+#define OBJECTS       1024u /* remembered, in sets of OBJECT_WAYS */
+#define OBJECT_WAYS   4u
+#define WANTED_BYTES  (64u << 20) /* of an object, then the older half counts half */
+#define AGAIN_PART    4u          /* one of so many wanted again: worth keeping */
+#define SCAN_QUIET_MS 1000u       /* since it moved on: it has ended */
+#define SCAN_AHEAD    64u         /* windows: who reads so little ahead of a scan takes it along */
+#define SCAN_GAP      8u          /* windows: several requests of one reader are under way at once */
+#define SCAN_WINDOWS  1024u       /* looked at on each side */
+#define HELD_PART     4u          /* of the arena; the rest is for those who come behind */
+#define FRAME_NONE    UINT32_MAX  /* memory of its own */
+#define FRAMES_BEGIN  (2u << 20)  /* large pages where the kernel has them */
 
 _Static_assert(FRAME_UNITS == 16, "a frame's units are the bits of a uint16_t");
 
 struct object {
-    struct id key;
+    struct extent_key key;
     uint64_t seen_ms;
+    struct {
+        uint64_t number; /* by x->scans; 0: there is none */
+        uint64_t window; /* that was read last */
+        uint64_t reader; /* by whom */
+        uint64_t moved_ms;
+    } scan;
     uint32_t wanted_bytes, again_bytes; /* lately; again: of these, wanted before */
 };
 
 struct extents {
     pthread_mutex_t lock;
     struct list buckets[BUCKETS];
-    struct list idle;   /* read, held by nobody, the longest unused first */
+    struct list kept;   /* read and to be found, as they were read; those that are held too */
     struct list ghosts; /* without memory, the oldest first */
     uint64_t ghost_bytes;
+    uint64_t scans; /* begun */
     struct object objects[OBJECTS];
     uint8_t *arena;
     uint16_t *used; /* units of each frame */
@@ -60,7 +75,7 @@ int extents_create(uint64_t arena_bytes, struct extents **out)
     if (!x)
         return -ENOMEM;
     pthread_mutex_init(&x->lock, NULL);
-    list_init(&x->idle);
+    list_init(&x->kept);
     list_init(&x->ghosts);
     for (unsigned i = 0; i < BUCKETS; i++)
         list_init(&x->buckets[i]);
@@ -94,7 +109,7 @@ static void extent_free(struct extents *x, struct extent *e)
 {
     check(e->refs == 0 && list_empty(&e->waiting));
     list_del(&e->bucket);
-    list_del(&e->idle);
+    list_del(&e->link);
     if (e->ghost)
         x->ghost_bytes -= e->room;
     memory_free(x, e);
@@ -105,10 +120,10 @@ void extents_destroy(struct extents *x)
 {
     if (!x)
         return;
-    while (!list_empty(&x->idle))
-        extent_free(x, container_of(x->idle.next, struct extent, idle));
+    while (!list_empty(&x->kept))
+        extent_free(x, container_of(x->kept.next, struct extent, link));
     while (!list_empty(&x->ghosts))
-        extent_free(x, container_of(x->ghosts.next, struct extent, idle));
+        extent_free(x, container_of(x->ghosts.next, struct extent, link));
     for (unsigned i = 0; i < BUCKETS; i++)
         check(list_empty(&x->buckets[i])); /* else one is still in use */
     check(atomic_load(&x->held_bytes) == 0);
@@ -141,9 +156,13 @@ static bool take_room(struct extents *x, struct extent *e, bool evict)
     for (uint32_t f = 0; f < x->frame_count; f++)
         if (take_units(x, f, units, e))
             return true;
-    while (evict && !list_empty(&x->idle)) {
-        struct extent *oldest = container_of(x->idle.next, struct extent, idle);
+    if (!evict)
+        return false;
+    list_for_each_safe (it, &x->kept) {
+        struct extent *oldest = container_of(it, struct extent, link);
         uint32_t frame = oldest->frame;
+        if (oldest->refs > 0)
+            continue;
         extent_free(x, oldest);
         if (take_units(x, frame, units, e))
             return true;
@@ -160,7 +179,7 @@ static struct extent *extent_make(struct extents *x, uint32_t room, bool evict)
     if (!e)
         return NULL;
     list_init(&e->bucket);
-    list_init(&e->idle);
+    list_init(&e->link);
     list_init(&e->waiting);
     e->room = room;
     e->refs = 1;
@@ -178,7 +197,6 @@ static struct extent *extent_make(struct extents *x, uint32_t room, bool evict)
 
 static void hold(struct extents *x, struct extent *e)
 {
-    list_del(&e->idle);
     if (e->refs++ == 0)
         atomic_fetch_add(&x->held_bytes, e->room);
 }
@@ -190,13 +208,23 @@ static bool is_past(uint64_t since_ms, uint64_t now_ms)
     return since_ms + EXTENT_KEPT_MS <= now_ms;
 }
 
-/* The object's entry; begun anew, in place of the longest unseen, if there is none. */
-static struct object *object_of(struct extents *x, const struct id *key, uint64_t now_ms)
+static bool key_equal(const struct extent_key *a, const struct extent_key *b)
 {
-    struct object *set = &x->objects[le64_get(key->bytes) % (OBJECTS / OBJECT_WAYS) * OBJECT_WAYS];
+    return id_equal(&a->object, &b->object) && id_equal(&a->group, &b->group);
+}
+
+static uint64_t key_hash(const struct extent_key *key)
+{
+    return le64_get(key->group.bytes) + le64_get(key->object.bytes);
+}
+
+/* The object's entry; begun anew, in place of the longest unseen, if there is none. */
+static struct object *object_of(struct extents *x, const struct extent_key *key, uint64_t now_ms)
+{
+    struct object *set = &x->objects[key_hash(key) % (OBJECTS / OBJECT_WAYS) * OBJECT_WAYS];
     struct object *oldest = set;
     for (unsigned i = 0; i < OBJECT_WAYS; i++) {
-        if (id_equal(&set[i].key, key) && !is_past(set[i].seen_ms, now_ms))
+        if (key_equal(&set[i].key, key) && !is_past(set[i].seen_ms, now_ms))
             return &set[i];
         if (set[i].seen_ms < oldest->seen_ms)
             oldest = &set[i];
@@ -218,6 +246,26 @@ static void object_wanted(struct extents *x, const struct extent_want *want, uin
     o->again_bytes += again ? bytes : 0;
 }
 
+static bool is_quiet(const struct object *o, uint64_t now_ms)
+{
+    return o->scan.number == 0 || o->scan.moved_ms + SCAN_QUIET_MS <= now_ms;
+}
+
+/* The scan goes where its reader goes, or who overtakes it; others who read elsewhere do not turn it. */
+static void scan_move(struct extents *x, const struct extent_want *want)
+{
+    struct object *o = object_of(x, &want->key, want->now_ms);
+    uint64_t window = want->begin / EXTENT_BYTES_MAX;
+    if (is_quiet(o, want->now_ms))
+        o->scan.number = ++x->scans;
+    else if (o->scan.reader != want->reader &&
+             (window < o->scan.window || window > o->scan.window + SCAN_AHEAD))
+        return;
+    o->scan.window = window;
+    o->scan.reader = want->reader;
+    o->scan.moved_ms = want->now_ms;
+}
+
 static bool is_worth_keeping(struct extents *x, const struct extent *e)
 {
     const struct object *o = object_of(x, &e->key, e->read_at_ms);
@@ -228,10 +276,11 @@ static void become_ghost(struct extents *x, struct extent *e)
 {
     memory_free(x, e);
     e->ghost = true;
+    list_del(&e->link);
     x->ghost_bytes += e->room;
-    list_add_tail(&x->ghosts, &e->idle);
+    list_add_tail(&x->ghosts, &e->link);
     while (x->ghost_bytes > (uint64_t)x->frame_count * EXTENT_BYTES_MAX)
-        extent_free(x, container_of(x->ghosts.next, struct extent, idle));
+        extent_free(x, container_of(x->ghosts.next, struct extent, link));
 }
 
 static void put(struct extents *x, struct extent *e)
@@ -242,17 +291,15 @@ static void put(struct extents *x, struct extent *e)
     atomic_fetch_sub(&x->held_bytes, e->room);
     if (!e->unsure_bytes || !e->read || list_empty(&e->bucket))
         extent_free(x, e);
-    else if (e->frame != FRAME_NONE && is_worth_keeping(x, e))
-        list_add_tail(&x->idle, &e->idle);
-    else
+    else if (e->frame == FRAME_NONE || !is_worth_keeping(x, e))
         become_ghost(x, e);
 }
 
 /* ---- the table, with the lock held ---- */
 
-static struct list *bucket_of(struct extents *x, const struct id *key, uint64_t begin)
+static struct list *bucket_of(struct extents *x, const struct extent_key *key, uint64_t begin)
 {
-    return &x->buckets[(le64_get(key->bytes) + begin / EXTENT_BYTES_MAX) % BUCKETS];
+    return &x->buckets[(key_hash(key) + begin / EXTENT_BYTES_MAX) % BUCKETS];
 }
 
 /* It is found no more; freed unless somebody holds it. */
@@ -270,7 +317,7 @@ static struct extent *find(struct extents *x, const struct extent_want *want, ui
     *ghost = false;
     list_for_each_safe (it, bucket_of(x, &want->key, begin)) {
         struct extent *e = container_of(it, struct extent, bucket);
-        if (!id_equal(&e->key, &want->key) || e->begin >= *end || e->begin + e->room <= begin)
+        if (!key_equal(&e->key, &want->key) || e->begin >= *end || e->begin + e->room <= begin)
             continue;
         if (want->fresh || (e->read && is_past(e->read_at_ms, want->now_ms)))
             detach(x, e);
@@ -344,6 +391,8 @@ int extent_get(struct extents *x, const struct extent_want *want, struct extent_
         there = join(x, e, want, w);
     else
         rc = enter(x, want, begin, end, w);
+    if (rc == 1 && want->unsure_bytes && want->reader)
+        scan_move(x, want);
     pthread_mutex_unlock(&x->lock);
     if (there)
         post(w);
@@ -361,6 +410,8 @@ void extent_read(struct extents *x, struct extent *e, uint32_t bytes, uint64_t n
     e->bytes = bytes;
     if (!e->unsure_bytes || e->err.class != ERR_NONE)
         list_del(&e->bucket);
+    else
+        list_add_tail(&x->kept, &e->link);
     for (struct list *it; (it = list_pop(&e->waiting));)
         list_add_tail(&waiting, it);
     pthread_mutex_unlock(&x->lock);
@@ -386,7 +437,65 @@ void extent_put(struct extents *x, struct extent *e)
     pthread_mutex_unlock(&x->lock);
 }
 
+/* ---- scans, with the lock held ---- */
+
+static bool is_there(struct extents *x, const struct extent_key *key, uint64_t window)
+{
+    list_for_each (it, bucket_of(x, key, window * EXTENT_BYTES_MAX)) {
+        const struct extent *e = container_of(it, struct extent, bucket);
+        if (!e->ghost && e->begin / EXTENT_BYTES_MAX == window && key_equal(&e->key, key))
+            return true;
+    }
+    return false;
+}
+
+/* The last window that is there, going on from where the scan is, or back, over small gaps. */
+static uint64_t scan_edge(struct extents *x, const struct object *o, bool on)
+{
+    uint64_t edge = o->scan.window, gap = 0;
+    for (uint64_t i = 1; i <= SCAN_WINDOWS && gap < SCAN_GAP && (on || i <= o->scan.window); i++) {
+        uint64_t window = on ? o->scan.window + i : o->scan.window - i;
+        bool there = is_there(x, &o->key, window);
+        edge = there ? window : edge;
+        gap = there ? 0 : gap + 1;
+    }
+    return edge;
+}
+
+/* Puts o among those that began first, in order, and returns how many they are. */
+static unsigned add_first(struct object **first, unsigned n, struct object *o)
+{
+    unsigned i = n;
+    for (; i > 0 && first[i - 1]->scan.number > o->scan.number; i--)
+        if (i < EXTENT_SCANS_MAX)
+            first[i] = first[i - 1];
+    if (i < EXTENT_SCANS_MAX)
+        first[i] = o;
+    return n < EXTENT_SCANS_MAX ? n + 1 : n;
+}
+
+unsigned extents_scans(struct extents *x, const struct id *group, bool joins, uint64_t now_ms,
+                       struct extent_scan out[EXTENT_SCANS_MAX])
+{
+    struct object *first[EXTENT_SCANS_MAX];
+    unsigned n = 0;
+    pthread_mutex_lock(&x->lock);
+    for (unsigned i = 0; i < OBJECTS; i++) {
+        struct object *o = &x->objects[i];
+        if (id_equal(&o->key.group, group) && !is_quiet(o, now_ms))
+            n = add_first(first, n, o);
+    }
+    for (unsigned i = 0; i < n; i++) {
+        first[i]->again_bytes = joins ? first[i]->wanted_bytes : first[i]->again_bytes;
+        out[i].object = first[i]->key.object;
+        out[i].begin = scan_edge(x, first[i], false) * EXTENT_BYTES_MAX;
+        out[i].end = (scan_edge(x, first[i], true) + 1) * EXTENT_BYTES_MAX;
+    }
+    pthread_mutex_unlock(&x->lock);
+    return n;
+}
+
 bool extents_crowded(const struct extents *x)
 {
-    return atomic_load(&x->held_bytes) >= (uint64_t)x->frame_count * EXTENT_BYTES_MAX;
+    return atomic_load(&x->held_bytes) >= (uint64_t)x->frame_count * EXTENT_BYTES_MAX / HELD_PART;
 }

@@ -10,9 +10,13 @@
  *
  * Memory is one arena, taken at start. What nobody holds is left there if it is worth keeping: of what was
  * wanted of its object lately, a quarter at least was wanted again, or little of it was wanted yet. What is
- * left goes, the longest unused first, when room is needed, and counts for nothing after EXTENT_KEPT_MS.
- * While all of the arena is held (slow readers), further extents have memory of their own, which is freed at
- * once: nobody stalls, and extents_crowded asks everyone to hold little.
+ * left goes when room is needed, that which was read first before others, and counts for nothing after
+ * EXTENT_KEPT_MS. What is held is not there for those who come later: from a quarter of the arena on,
+ * extents_crowded asks everyone to hold little. While all of it is held (slow readers), further extents have
+ * memory of their own, which is freed at once: nobody stalls.
+ *
+ * Those who go through the same objects can only share what is between them while it fits into the arena. So
+ * it is known where somebody goes through an object (a scan), and who comes later may begin there.
  *
  * Threads: all calls from any loop. One lock guards the table; nothing is read, sent or waited for under it.
  */
@@ -31,7 +35,15 @@
 #define EXTENT_BYTES_MAX (1u << 20)
 #define EXTENT_KEPT_MS   60000u /* since it was read */
 
+#define EXTENT_SCANS_MAX 16u /* of a group that extents_scans tells of */
+
 struct extents;
+
+/* Names an object; no two share one. */
+struct extent_key {
+    struct id group; /* what it is part of, and who may read it */
+    struct id object;
+};
 
 struct extent {
     uint64_t begin; /* in its object */
@@ -41,9 +53,9 @@ struct extent {
     struct err err; /* once read: why it could not be */
     /* Private. */
     struct list bucket; /* in the table; empty: can no longer be found */
-    struct list idle;   /* held by nobody */
+    struct list link;   /* of those that are kept, or of ghosts */
     struct list waiting;
-    struct id key;
+    struct extent_key key;
     uint64_t read_at_ms;
     uint32_t refs, frame, unit;
     uint32_t unsure_bytes;
@@ -53,13 +65,14 @@ struct extent {
 
 /* What is wanted: of it, the extent that is found or made covers at least the first byte. */
 struct extent_want {
-    struct id key;       /* names the object and who may read it; no two of them share one */
+    struct extent_key key;
     uint64_t begin, end; /* within one window */
     uint64_t now_ms;
     uint32_t
         unsure_bytes; /* may be found once it was read, if that pays; of its object so many bytes are kept
                          before anything is known of it. 0: it is found only while it is being read */
     bool fresh;       /* read it anew, whatever is there */
+    uint64_t reader;  /* who goes through the object with it; 0: nobody does */
 };
 
 /* Embedded by who waits, zeroed before; stays until told. */
@@ -86,7 +99,21 @@ void extent_read(struct extents *x, struct extent *e, uint32_t bytes, uint64_t n
 must_check struct extent *extent_private(struct extents *x, uint32_t n);
 void extent_put(struct extents *x, struct extent *e); /* NULL allowed */
 
-/* More is held than the arena has room for. */
+/* A scan: somebody goes through an object, and others may join; the bytes in memory around where it is now.
+ */
+struct extent_scan {
+    struct id object;
+    uint64_t begin, end;
+};
+
+/* The scans of a group's objects, the one that began first before others, so that all who ask choose the same
+ * one. joins: for who is about to join one; what is read there is worth keeping from now on. Returns how
+ * many.
+ */
+unsigned extents_scans(struct extents *x, const struct id *group, bool joins, uint64_t now_ms,
+                       struct extent_scan out[EXTENT_SCANS_MAX]);
+
+/* So much is held that little is left for what may be wanted again. */
 bool extents_crowded(const struct extents *x);
 
 #endif

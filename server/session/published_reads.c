@@ -210,8 +210,8 @@ static void range_key(struct piece *p)
 {
     const struct pubversion *v = p->stream->version;
     uint32_t shard = shard_number(&p->object);
-    p->key = v->id;
-    le64_put(p->key.bytes, le64_get(v->id.bytes) + shard);
+    p->key.group = v->id;
+    le64_put(p->key.object.bytes, shard);
 }
 
 static void range_begin(struct piece *p)

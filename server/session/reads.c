@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * OP_READ: ranges of segments, through the loop's own backend, past the page cache; and of published shards
- * (published.c). A segment's name is made from the tenant of the session's certificate and from nothing else:
- * that is the whole access check, and what is absent and what is another tenant's look alike.
+ * (published.c). OP_READ_SCANS: where others read. A segment's name is made from the tenant of the session's
+ * certificate and from nothing else: that is the whole access check, and what is absent and what is another
+ * tenant's look alike.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -134,16 +135,27 @@ static void segment_read_done(struct backend_op *op)
     piece_read(p, op->result < 0 ? 0 : (uint32_t)op->result);
 }
 
-/* The key is made of the whole name, so that what is another tenant's is never found. */
+/* A run's segments; made of tenant and run, so that what is another tenant's is never found. */
+static struct id segment_group(const struct session *s, const struct id *run)
+{
+    uint8_t name[TENANT_NAME_BYTES_MAX + ID_BYTES], digest[SHA256_BYTES];
+    struct id group;
+    size_t n = strlen(s->identity.tenant);
+    memcpy(name, s->identity.tenant, n);
+    memcpy(name + n, run->bytes, ID_BYTES);
+    sha256(name, n + ID_BYTES, digest);
+    memcpy(group.bytes, digest, ID_BYTES);
+    return group;
+}
+
 static void segment_key(struct piece *p)
 {
+    const struct session *s = p->stream->r.s;
     char name[BACKEND_NAME_BYTES_MAX + 1];
-    uint8_t digest[SHA256_BYTES];
-    store_segment_name(p->stream->r.s->identity.tenant, &p->stream->scope, &p->object, name);
+    store_segment_name(s->identity.tenant, &p->stream->scope, &p->object, name);
     check(strlen(name) < sizeof p->path);
     strcpy(p->path, name);
-    sha256(name, strlen(name), digest);
-    memcpy(p->key.bytes, digest, ID_BYTES);
+    p->key = (struct extent_key){.group = segment_group(s, &p->stream->scope), .object = p->object};
 }
 
 static void segment_read(struct piece *p)
@@ -165,6 +177,11 @@ static const struct stream_source segment_source = {.next = stream_next_ranges,
                                                     .end = segment_end,
                                                     .keep = true};
 
+static unsigned read_class(const struct msg_read *m)
+{
+    return m->class & ~(READ_ANEW | READ_SCAN);
+}
+
 static int decode(const struct request *r, struct msg_read *m, struct err *e)
 {
     struct rcur in = rcur_of(r->payload.p, r->payload.n);
@@ -177,10 +194,10 @@ static int decode(const struct request *r, struct msg_read *m, struct err *e)
     if (m->source != READ_SEGMENT && m->source != READ_PUBLISHED)
         return err_set(e, ERR_INVALID, "read: source %u is not known; 1 is segments, 2 is published",
                        m->source);
-    if ((m->class & ~READ_ANEW) != 1 && (m->class & ~READ_ANEW) != 2)
+    if (read_class(m) != 1 && read_class(m) != 2)
         return err_set(e, ERR_INVALID,
                        "read: class %u is not known; 1 is restore, 2 is feed, with 128 added the bytes are "
-                       "read anew",
+                       "read anew, with 64 they are part of a scan",
                        m->class);
     if (r->s->lane && m->source != READ_SEGMENT)
         return err_set(e, ERR_INVALID, "read: a bulk lane carries sealed chunks only; ask for this over TLS");
@@ -198,10 +215,52 @@ void read_handle(struct session *s, const struct op_entry *op, struct frame *f)
         stream_fail(st, &e);
         return;
     }
-    enum sched_class class = (m.class & ~READ_ANEW) == 1 ? CLASS_RESTORE : CLASS_FEED;
+    enum sched_class class = read_class(&m) == 1 ? CLASS_RESTORE : CLASS_FEED;
     st->fresh = m.class & READ_ANEW;
+    st->scan = m.class & READ_SCAN;
     if (m.source == READ_PUBLISHED)
         published_read(st, class, m.credit);
     else
         stream_begin(st, &segment_source, class, true, m.credit);
+}
+
+/* OP_READ_SCANS */
+
+static void answer_scans(struct session *s, uint64_t id, const struct msg_read_scans *m)
+{
+    struct extent_scan scans[EXTENT_SCANS_MAX];
+    struct buf ranges = {0}, b = {0};
+    const struct id group = segment_group(s, &m->scope);
+    unsigned n = extents_scans(s->w->server->extents, &group, m->joins, loop_now_ms(s->w->loop), scans);
+    for (unsigned i = 0; i < n; i++) {
+        struct msg_read_range range = {
+            .object = scans[i].object, .offset = scans[i].begin, .bytes = scans[i].end - scans[i].begin};
+        msg_read_range_encode(&range, &ranges);
+    }
+    struct msg_read_scans_reply reply = {.count = n, .ranges = SLICE(ranges.p, ranges.n)};
+    msg_read_scans_reply_encode(&reply, &b);
+    if (ranges.failed || b.failed)
+        s->broken = true;
+    else
+        session_send(s, OP_READ_SCANS, 0, id, SLICE(b.p, b.n), (struct slice){0});
+    buf_free(&ranges);
+    buf_free(&b);
+}
+
+void read_scans_handle(struct session *s, const struct op_entry *op, struct frame *f)
+{
+    struct err e = {0};
+    struct msg_read_scans m;
+    uint64_t id = f->header.request_id;
+    struct rcur in = rcur_of(f->payload, f->header.payload_bytes);
+    int bad = msg_read_scans_decode(&in, &m, &e);
+    if (bad == 0)
+        bad = rcur_end(&in, "read_scans", &e);
+    if (bad == 0 && m.joins > 1)
+        bad = err_set(&e, ERR_INVALID, "read_scans: joins is %u; it is 0 or 1", m.joins);
+    channel_frame_done(s->channel);
+    if (bad < 0)
+        session_send_error(s, op->opcode, id, &e);
+    else
+        answer_scans(s, id, &m);
 }

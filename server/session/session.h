@@ -281,6 +281,7 @@ void calls_pump(struct session *s);
 
 /* reads.c */
 void read_handle(struct session *s, const struct op_entry *op, struct frame *f);
+void read_scans_handle(struct session *s, const struct op_entry *op, struct frame *f);
 void credit_handle(struct session *s, const struct op_entry *op, struct frame *f);
 void streams_pump(struct session *s);
 bool stream_waits_for_credit(const struct request *r);

@@ -242,7 +242,8 @@ static void piece_advance(struct piece *p)
                                .end = p->offset + p->extent_bytes,
                                .now_ms = loop_now_ms(st->r.s->w->loop),
                                .unsure_bytes = st->source->keep ? unsure : 0,
-                               .fresh = st->fresh};
+                               .fresh = st->fresh,
+                               .reader = st->scan ? st->r.s->number : 0};
     int rc = extent_get(extents_of(p), &want, &p->wait);
     if (rc == 1)
         st->source->read(p);
@@ -333,7 +334,7 @@ static bool credit_is_worth_it(const struct stream *st)
            (st->piece_count == 0 || st->credit >= (st->left_bytes < whole ? st->left_bytes : whole));
 }
 
-/* While more is held than there is room for, each session goes on with one piece at a time. */
+/* While much is held, each session goes on with one piece at a time. */
 static uint64_t read_bytes_max(const struct session *s)
 {
     return extents_crowded(s->w->server->extents) ? 1 : s->w->server->limits.session_read_bytes_max;
@@ -391,28 +392,15 @@ static bool streams_ready(const struct session *s)
     return false;
 }
 
-/* Steps of the streams as long as any moves. What a feed asked for first it needs first, so its streams are
- * served in their order: side by side all would be late. Others take turns, and so share what the session may
- * hold. */
-static void each_in_turn(struct session *s, bool (*step)(struct stream *st))
+/* Steps of the streams as long as any moves. What was asked for first is needed first, so streams are served
+ * in their order: side by side all would be late, and what a restore goes through would spread over all that
+ * it has asked for. */
+static void each_in_order(struct session *s, bool (*step)(struct stream *st))
 {
     for (struct list *l = s->streams.next; l != &s->streams;) {
-        struct stream *st = container_of(l, struct stream, link);
         struct list *next = l->next;
-        bool turn = st->class != CLASS_FEED;
-        if (turn) {
-            list_del(l);
-            list_add_tail(&s->streams, l);
-        }
-        if (step(st)) { /* which may have ended and freed it */
-            l = s->streams.next;
-            continue;
-        }
-        if (turn && next != &s->streams) { /* it has its turn still before it */
-            list_del(l);
-            list_add_tail(next, l);
-        }
-        l = next;
+        bool moved = step(container_of(l, struct stream, link)); /* which may have ended and freed it */
+        l = moved ? s->streams.next : next;
     }
 }
 
@@ -421,8 +409,8 @@ void streams_pump(struct session *s)
     if (s->stream_count == 0)
         return;
     do {
-        each_in_turn(s, send_one);
-        each_in_turn(s, begin_one);
+        each_in_order(s, send_one);
+        each_in_order(s, begin_one);
         worker_pump(s->w);
         /* Pieces that need no reading are ready by now; go on until output is full. */
     } while (s->stream_count > 0 && streams_ready(s));

@@ -38,7 +38,7 @@ struct piece {
     struct {
         uint32_t skip, bytes;
     } parts[PIECE_PARTS_MAX]; /* ascending */
-    struct id key;            /* of the object, for extents.h */
+    struct extent_key key;    /* of the object */
     uint32_t done_bytes;      /* of the extent */
     uint32_t gathered_bytes;  /* of what is sent, in `extent` */
     struct extent_wait wait;  /* for the extent that comes next */
@@ -77,6 +77,7 @@ struct stream {
     enum sched_class class;
     bool on_disk; /* pieces pass the scheduler */
     bool fresh;   /* reads anew what is in memory */
+    bool scan;    /* others may join it */
     uint64_t credit;
     struct list pieces;
     uint32_t piece_count;

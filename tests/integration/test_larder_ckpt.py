@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """larder ckpt: save and restore of safetensors files, lists, verify, marks, prune, and damage."""
+import filecmp
 import json
 import os
 import random
@@ -451,3 +452,44 @@ def test_a_file_cut_while_it_is_saved(server, tmp_path):
         assert process.returncode in (OK, CORRUPT), (process.returncode, text)
         os.truncate(path, 0)
         write_safetensors(path, {"w": ("U8", [64 << 20], bytes(64 << 20))})
+
+
+def test_restores_that_begin_one_after_the_other_read_together(own_server, tmp_path):
+    """A checkpoint several times as large as the server's memory for what was read, restored by three, of which two begin
+    while the first is in the middle of it. Each on its own would read all of it from disk: 3 times. Who joins the others
+    where they are and reads the beginning afterwards leaves some 1.6. The tenant's bandwidth keeps them slower than this
+    test."""
+    plain, clients = 192 << 20, 3
+    write_safetensors(tmp_path / "t.safetensors", {"w": ("U8", [plain], random.Random(7).randbytes(plain))})
+    own_server.larder("ckpt", "save", "shared", 1, tmp_path / "t.safetensors")
+    own_server.stop()
+    config = own_server.folder / "larderd.conf"
+    config.write_text(config.read_text().replace("[server]\n", "[server]\nread_cache = 48M\n", 1) +
+                      "[tenant dev]\nbandwidth = 24M\n")
+    own_server.start()
+
+    def figures():
+        status = own_server.json("status")["status"]
+        return status["disk_read_bytes"], status["restore_read_bytes"]
+
+    disk, sent = figures()
+    restores = []
+    try:
+        for i in range(clients):
+            until = time.monotonic() + 60
+            while figures()[1] - sent < i * (60 << 20):
+                assert time.monotonic() < until and restores[0].poll() is None
+            restores.append(subprocess.Popen([str(LARDER), "ckpt", "restore", "shared", str(tmp_path / f"{i}.safetensors")],
+                                             env=dict(os.environ, LARDER_CREDENTIALS=str(own_server.credentials())),
+                                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
+        assert [r.wait(timeout=120) for r in restores] == [OK] * clients
+    finally:
+        for r in restores:
+            r.kill()
+            r.wait()
+    assert read_safetensors(tmp_path / "0.safetensors")[0] == read_safetensors(tmp_path / "t.safetensors")[0]
+    for i in range(1, clients):
+        assert filecmp.cmp(tmp_path / "0.safetensors", tmp_path / f"{i}.safetensors", shallow=False)
+    now_disk, now_sent = figures()
+    assert now_sent - sent >= clients * plain
+    assert now_disk - disk < 2.3 * plain, f"{(now_disk - disk) / plain:.2f} times from disk"

@@ -350,10 +350,10 @@ def commit(clients, parts):
     return sequence
 
 
-def read(client, run, ranges, credit):
+def read(client, run, ranges, credit, kind=1):
     """The bytes of (segment, offset, bytes), granting `credit` at a time."""
     data = b"".join(encode("read_range", object=o, offset=at, bytes=n) for o, at, n in ranges)
-    id = client.begin("read", source=1, scope=run.id, credit=credit, count=len(ranges), ranges=data, **{"class": 1})
+    id = client.begin("read", source=1, scope=run.id, credit=credit, count=len(ranges), ranges=data, **{"class": kind})
     out, granted, more = b"", credit, True
     while more:
         payload, more = client.next(id)
@@ -642,3 +642,29 @@ def test_feed_reports(server):
     while feeds():
         assert time.monotonic() < until
     assert json.loads(other.call("status")["json"])["feeds_open"] == 0
+
+
+def test_scans(writer, connect):
+    """Who restores is told where others read the run's segments; of no other run."""
+    c = writer(features=1 | 1 << 4)
+    assert c.hello["features"] == 1 | 1 << 4
+    run, attempt = Run(c, "scanned"), os.urandom(16)
+    other = Run(c, "not scanned")
+    c.call("attempt", run_id=run.id, attempt=attempt, world=1)
+    part = Part(run, attempt, 1, 0, 1, [os.urandom(3 << 20), os.urandom(2 << 20)])
+    part.send(c)
+    assert c.call("read_scans", scope=run.id, joins=1) == dict(count=0, ranges=b"")
+    r, at = connect("reader"), 2 << 20
+    assert len(read(r, run, [(part.id, at, 1000)], 1000)) == 1000 # no scan
+    assert c.call("read_scans", scope=run.id, joins=1) == dict(count=0, ranges=b"")
+    at += 1 << 20
+    assert read(r, run, [(part.id, at, 1000)], 1000, kind=1 | 64) == b"".join([part.header, *part.stored])[at:at + 1000]
+    told = r.call("read_scans", scope=run.id, joins=1)
+    scan, = items("read_range", told["ranges"])
+    assert told["count"] == 1 and scan["object"] == part.id and scan["offset"] <= at
+    assert at + 1000 <= scan["offset"] + scan["bytes"] <= 5 << 20
+    assert c.call("read_scans", scope=run.id) == told
+    for nobody in (other.id, os.urandom(16), bytes(16)):
+        assert r.call("read_scans", scope=nobody) == dict(count=0, ranges=b"")
+    assert r.refused("read_scans", b"x", scope=run.id)[0] == "corrupt"
+    assert r.refused("read_scans", scope=run.id, joins=2)[0] == "invalid"

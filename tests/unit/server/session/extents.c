@@ -57,7 +57,8 @@ static int teardown(void **state)
 
 static struct extent_want want_of(uint8_t object, uint64_t begin, uint64_t end)
 {
-    return (struct extent_want){.key.bytes = {object}, .begin = begin, .end = end, .unsure_bytes = 8 * MIB};
+    return (struct extent_want){
+        .key.object.bytes = {object}, .begin = begin, .end = end, .unsure_bytes = 8 * MIB, .reader = 1};
 }
 
 static int get(struct fixture *f, struct reader *r, const struct extent_want *want)
@@ -218,27 +219,32 @@ static void asked_anew_it_is_read_anew(void **state)
     put(f, &later);
 }
 
-static void the_longest_unused_makes_room(void **state)
+/* Not what was used last: of many who go through an object, the last one is the last to want a piece, and
+ * what he has just had is worth the least. */
+static void what_was_read_first_makes_room(void **state)
 {
     struct fixture *f = *state;
-    struct reader r;
+    struct reader r, held;
     for (uint8_t i = 0; i < 4; i++) {
         struct extent_want want = want_of(i, 0, MIB);
         assert_int_equal(get(f, &r, &want), 1);
         deliver(f, &r, i, 0);
         put(f, &r);
     }
-    struct extent_want oldest = want_of(0, 0, MIB), next = want_of(1, 0, MIB), another = want_of(9, 0, MIB);
-    assert_int_equal(get(f, &r, &oldest), 0); /* used again: no longer the oldest */
+    struct extent_want first = want_of(0, 0, MIB), second = want_of(1, 0, MIB), another = want_of(9, 0, MIB);
+    assert_int_equal(get(f, &r, &second), 0); /* used again: no younger by that */
     rig_settle(&f->rig);
     put(f, &r);
+    assert_int_equal(get(f, &held, &first), 0); /* in use: it stays */
+    rig_settle(&f->rig);
     assert_int_equal(get(f, &r, &another), 1);
     deliver(f, &r, 9, 0);
     put(f, &r);
-    assert_int_equal(get(f, &r, &oldest), 0);
+    assert_int_equal(get(f, &r, &first), 0);
     rig_settle(&f->rig);
     put(f, &r);
-    assert_int_equal(get(f, &r, &next), 1);
+    put(f, &held);
+    assert_int_equal(get(f, &r, &second), 1);
     deliver(f, &r, 1, 0);
     put(f, &r);
 }
@@ -311,7 +317,7 @@ static void a_full_arena_stalls_nobody(void **state)
     struct extent_want want = want_of(9, 0, MIB);
     for (uint8_t i = 0; i < 4; i++) {
         struct extent_want mine = want_of(i, 0, MIB);
-        assert_false(extents_crowded(f->x));
+        assert_int_equal(extents_crowded(f->x), i >= 1); /* a quarter of it is held */
         assert_int_equal(get(f, &slow[i], &mine), 1);
         deliver(f, &slow[i], i, 0);
     }
@@ -332,6 +338,108 @@ static void a_full_arena_stalls_nobody(void **state)
             deliver(f, &r, 9, 0);
         rig_settle(&f->rig);
         put(f, &r);
+    }
+}
+
+/* ---- scans ---- */
+
+static void read_by(struct fixture *f, uint64_t reader, uint8_t object, uint64_t window, uint64_t now_ms)
+{
+    struct reader r;
+    struct extent_want want = want_of(object, window * MIB, (window + 1) * MIB);
+    want.reader = reader;
+    want.now_ms = now_ms;
+    if (get(f, &r, &want) == 1)
+        deliver(f, &r, 1, now_ms);
+    rig_settle(&f->rig);
+    put(f, &r);
+}
+
+/* Where a scan of the object is: in MiB, what is in memory around it; no scan: 0, 0. */
+static void assert_scan(struct fixture *f, uint8_t object, uint64_t now_ms, uint64_t begin, uint64_t end)
+{
+    struct extent_scan scans[EXTENT_SCANS_MAX];
+    const struct id group = {{0}};
+    unsigned n = extents_scans(f->x, &group, false, now_ms, scans), i = 0;
+    while (i < n && scans[i].object.bytes[0] != object)
+        i++;
+    assert_int_equal(i < n ? scans[i].begin / MIB : 0, begin);
+    assert_int_equal(i < n ? scans[i].end / MIB : 0, end);
+}
+
+static void a_scan_tells_what_is_in_memory_around_it(void **state)
+{
+    struct fixture *f = *state;
+    assert_scan(f, 1, 0, 0, 0);
+    for (uint64_t w = 10; w < 13; w++)
+        read_by(f, 1, 1, w, 0);
+    assert_scan(f, 1, 0, 10, 13);
+    read_by(f, 1, 1, 40, 0); /* its reader went elsewhere, and the scan with it */
+    assert_scan(f, 1, 0, 40, 41);
+    read_by(f, 1, 1, 44, 0); /* over a gap; the oldest has gone */
+    assert_scan(f, 1, 0, 40, 45);
+}
+
+static void others_do_not_turn_a_scan_but_may_take_it_along(void **state)
+{
+    struct fixture *f = *state;
+    read_by(f, 1, 1, 100, 0);
+    read_by(f, 2, 1, 5, 0);
+    read_by(f, 2, 1, 300, 0);
+    read_by(f, 0, 1, 130, 0); /* who goes through nothing */
+    assert_scan(f, 1, 0, 100, 101);
+    read_by(f, 3, 1, 140, 0);
+    assert_scan(f, 1, 0, 140, 141);
+    read_by(f, 1, 1, 101, 0); /* overtaken */
+    assert_scan(f, 1, 0, 140, 141);
+    read_by(f, 3, 1, 7, 0);
+    assert_scan(f, 1, 0, 7, 8);
+}
+
+static void a_scan_that_rests_has_ended(void **state)
+{
+    struct fixture *f = *state;
+    read_by(f, 1, 1, 100, 5000);
+    read_by(f, 2, 1, 7, 5999);
+    assert_scan(f, 1, 5999, 100, 101);
+    assert_scan(f, 1, 6000, 0, 0);
+    read_by(f, 2, 1, 8, 6000);
+    assert_scan(f, 1, 6000, 7, 9);
+}
+
+/* So all who ask go to the same one. */
+static void the_scan_that_began_first_comes_first(void **state)
+{
+    struct fixture *f = *state;
+    struct extent_scan scans[EXTENT_SCANS_MAX];
+    struct id group = {{0}};
+    for (uint8_t i = 1; i <= 20; i++)
+        read_by(f, i, i, 3, 0);
+    for (uint8_t i = 20; i >= 1; i--)
+        read_by(f, i, i, 4, 0);
+    assert_int_equal(extents_scans(f->x, &group, false, 0, scans), EXTENT_SCANS_MAX);
+    for (uint8_t i = 0; i < EXTENT_SCANS_MAX; i++)
+        assert_int_equal(scans[i].object.bytes[0], i + 1);
+    group.bytes[0] = 1; /* somebody else's */
+    assert_int_equal(extents_scans(f->x, &group, false, 0, scans), 0);
+}
+
+/* From when somebody joins a scan, what is read there is kept for him. */
+static void who_joins_a_scan_finds_what_is_read_from_then_on(void **state)
+{
+    struct fixture *f = *state;
+    struct extent_scan scans[EXTENT_SCANS_MAX];
+    const struct id group = {{0}};
+    struct reader r;
+    for (uint64_t w = 0; w < 32; w++)
+        assert_int_equal(read_once(f, &r, w), 1);
+    assert_int_equal(extents_scans(f->x, &group, false, 0, scans), 1);
+    assert_int_equal(read_once(f, &r, 32), 1);
+    assert_int_equal(read_once(f, &r, 32), 1);
+    assert_int_equal(extents_scans(f->x, &group, true, 0, scans), 1);
+    for (uint64_t w = 33; w < 64; w++) {
+        assert_int_equal(read_once(f, &r, w), 1);
+        assert_int_equal(read_once(f, &r, w), 0);
     }
 }
 
@@ -373,10 +481,15 @@ int main(void)
         cmocka_unit_test_setup_teardown(only_what_is_lacking_is_read, setup, teardown),
         cmocka_unit_test_setup_teardown(a_failure_is_told_to_all_and_not_kept, setup, teardown),
         cmocka_unit_test_setup_teardown(asked_anew_it_is_read_anew, setup, teardown),
-        cmocka_unit_test_setup_teardown(the_longest_unused_makes_room, setup, teardown),
+        cmocka_unit_test_setup_teardown(what_was_read_first_makes_room, setup, teardown),
         cmocka_unit_test_setup_teardown(what_nobody_wants_twice_is_not_kept, setup, teardown),
         cmocka_unit_test_setup_teardown(small_ones_take_little_room, setup, teardown),
         cmocka_unit_test_setup_teardown(a_full_arena_stalls_nobody, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_scan_tells_what_is_in_memory_around_it, setup, teardown),
+        cmocka_unit_test_setup_teardown(others_do_not_turn_a_scan_but_may_take_it_along, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_scan_that_rests_has_ended, setup, teardown),
+        cmocka_unit_test_setup_teardown(the_scan_that_began_first_comes_first, setup, teardown),
+        cmocka_unit_test_setup_teardown(who_joins_a_scan_finds_what_is_read_from_then_on, setup, teardown),
         cmocka_unit_test_setup_teardown(private_memory_is_found_by_nobody, setup, teardown),
         cmocka_unit_test_setup_teardown(private_memory_takes_nothing_away, setup, teardown),
     };
