@@ -198,13 +198,14 @@ static void ask_end(struct fetch *f)
 
 /* ---- fetching ---- */
 
-/* With the lock held: so much less of the batch is coming. */
+/* With the lock held: so much less of the batch is coming. Who waits, waits for the border to be crossed. */
 static void came(struct fetcher *t, uint64_t bytes)
 {
+    bool crowded = t->way->coming_bytes >= AHEAD_BYTES;
     t->coming_bytes -= bytes;
     t->way->coming_bytes -= bytes;
-    if (t->way->coming_bytes < AHEAD_BYTES)
-        pthread_cond_signal(&t->way->clear);
+    if (crowded && t->way->coming_bytes < AHEAD_BYTES)
+        pthread_cond_broadcast(&t->way->clear);
 }
 
 /* Likewise: waits until the connection will soon be idle. What is asked for early is asked for in vain if
@@ -298,7 +299,6 @@ static void *fetch_some(void *arg)
         await_decoded(f, t);
     }
     f->fetching--;
-    pthread_cond_signal(&t->way->clear); /* nothing is left for who waits behind this one either */
     pthread_cond_broadcast(&f->changed);
     pthread_mutex_unlock(&f->lock);
     return NULL;
