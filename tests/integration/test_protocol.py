@@ -281,8 +281,10 @@ class Part:
         private = struct.pack("<6I", 1, len(self.entries), len(self.plains), 0, 0, 0) + b"".join(map(xxh128, self.plains))
         for i, plain in enumerate(self.plains): # rank r's tensor i of rows [r, r + 1) of world
             name = f"layer.{i}".encode()
-            private += struct.pack("<H", len(name)) + name + struct.pack("<BB", 1, 2)
-            private += struct.pack("<6Q", self.world, self.rank, 1, len(plain), 0, len(plain)) + struct.pack("<II", i, 0) + xxh128(plain)
+            part = 32 if self.world > 1 else 0  # a box, and not the whole
+            private += struct.pack("<H", len(name)) + name + struct.pack("<BB", 1, 2 | part | 128)
+            private += struct.pack("<2I", self.world, len(plain)) + (struct.pack("<4I", self.rank, 0, 1, len(plain)) if part else b"")
+            private += struct.pack("<II", i, 0) + xxh128(plain)
         self.index = public + self.seal(2, 0, hashlib.sha256(public).digest(), private)
         self.digest = hashlib.sha256(self.index).digest()
         self.bytes = (index_offset + len(self.index) + 4095) // 4096 * 4096 + 4096
