@@ -378,6 +378,7 @@ int record_run_decode(const void *p, size_t n, struct record_run *out, struct er
 int record_attempt_encode(const struct record_attempt *r, struct buf *out, struct err *e)
 {
     struct buf b = {0};
+    buf_put(&b, &r->run_id, ID_BYTES);
     buf_put(&b, &r->attempt, ID_BYTES);
     buf_u64(&b, r->number);
     buf_u32(&b, r->world);
@@ -392,6 +393,7 @@ int record_attempt_decode(const void *p, size_t n, struct record_attempt *out, s
     if (r < 0)
         return r;
     *out = (struct record_attempt){0};
+    rcur_copy(&c, &out->run_id, ID_BYTES);
     rcur_copy(&c, &out->attempt, ID_BYTES);
     out->number = rcur_u64(&c);
     out->world = rcur_u32(&c);
@@ -402,6 +404,7 @@ int record_attempt_decode(const void *p, size_t n, struct record_attempt *out, s
 int record_mark_encode(const struct record_mark *r, struct buf *out, struct err *e)
 {
     struct buf b = {0};
+    buf_put(&b, &r->run_id, ID_BYTES);
     buf_u32(&b, r->kind);
     buf_u64(&b, r->sequence);
     buf_put16(&b, slice_str(r->reason));
@@ -415,7 +418,9 @@ int record_mark_decode(const void *p, size_t n, struct record_mark *out, struct 
     int r = small_decode(RECORD_MARK, p, n, &c, e);
     if (r < 0)
         return r;
-    *out = (struct record_mark){.kind = rcur_u32(&c)};
+    *out = (struct record_mark){0};
+    rcur_copy(&c, &out->run_id, ID_BYTES);
+    out->kind = rcur_u32(&c);
     out->sequence = rcur_u64(&c);
     bool fine =
         text_take(&c, out->reason, sizeof out->reason) && (out->kind == MARK_PIN || out->kind == MARK_BAD);

@@ -83,6 +83,7 @@ struct record_run {
     uint64_t created_ns;
 };
 struct record_attempt {
+    struct id run_id;
     struct id attempt;
     uint64_t number;
     uint32_t world;
@@ -90,6 +91,7 @@ struct record_attempt {
 };
 enum mark_kind { MARK_PIN = 1, MARK_BAD = 2 };
 struct record_mark {
+    struct id run_id;
     enum mark_kind kind;
     uint64_t sequence;
     char reason[256];

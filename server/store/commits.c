@@ -220,6 +220,7 @@ static void mark_gated(struct task *t)
         return;
     }
     struct record_mark record = {
+        .run_id = r->record.run_id,
         .kind = pin ? MARK_PIN : MARK_BAD,
         .sequence = job->m.sequence,
         .created_ns = loop_unix_ns(t->s->o.loop),

@@ -305,8 +305,10 @@ static void commit_gated(struct task *t)
         return;
     }
     /* The highest sequence, bad without a mark (a segment is missing): a mark keeps its number taken. */
-    struct record_mark floor = {
-        .kind = MARK_BAD, .sequence = item->m.sequence, .created_ns = loop_unix_ns(t->s->o.loop)};
+    struct record_mark floor = {.run_id = r->record.run_id,
+                                .kind = MARK_BAD,
+                                .sequence = item->m.sequence,
+                                .created_ns = loop_unix_ns(t->s->o.loop)};
     snprintf(floor.reason, sizeof floor.reason, "%s", c->reason ? c->reason : "segments are missing");
     buf_reset(&t->buf);
     if (record_mark_encode(&floor, &t->buf, t->err) < 0) {

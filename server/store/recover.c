@@ -447,8 +447,10 @@ static int decode_mark(struct slot *t, const uint8_t *p, size_t n, struct err *e
     int rc = record_mark_decode(p, n, &mark, e);
     if (rc < 0)
         return rc;
-    if (mark.sequence != t->number || mark.kind != (t->letter == 'p' ? MARK_PIN : MARK_BAD))
-        return err_set(e, ERR_CORRUPT, "a mark of sequence %" PRIu64 " lies under another name",
+    if (mark.sequence != t->number || mark.kind != (t->letter == 'p' ? MARK_PIN : MARK_BAD) ||
+        !id_equal(&mark.run_id, &t->r->run->record.run_id))
+        return err_set(e, ERR_CORRUPT,
+                       "a mark of sequence %" PRIu64 " lies under another name, or is of another run",
                        mark.sequence);
     struct commit_entry *c = commit_by_sequence(t->r->run, t->number);
     if (!c) /* left by a removed commit, to keep its number from being given again */
@@ -504,8 +506,9 @@ static int decode_attempt(struct slot *t, const uint8_t *p, size_t n, struct err
     int rc = record_attempt_decode(p, n, &a, e);
     if (rc < 0)
         return rc;
-    if (a.number != t->number)
-        return err_set(e, ERR_CORRUPT, "attempt %" PRIu64 " lies under another name", a.number);
+    if (a.number != t->number || !id_equal(&a.run_id, &t->r->run->record.run_id))
+        return err_set(e, ERR_CORRUPT, "attempt %" PRIu64 " lies under another name, or is of another run",
+                       a.number);
     if (attempt_insert(t->r->run, &a) < 0)
         return err_set(e, ERR_NO_MEMORY, "no memory for the catalogue");
     return 0;

@@ -695,6 +695,7 @@ void do_attempt(struct task *t)
     struct record_attempt *record = task_own(t, sizeof *record);
     if (!record)
         return;
+    record->run_id = m.run_id;
     record->attempt = m.attempt;
     record->world = m.world;
     record->created_ns = loop_unix_ns(t->s->o.loop);

@@ -296,6 +296,12 @@ def test_records_of_version_1():
     c = record_read("tenant", 2)
     assert (c.bytes16(), *c.get("QI"), c.bytes16(), c.one("Q")) == (b"golden", 1 << 40, 2, b"eu", 1700000000123456789)
     c.end()
+    c = record_read("attempt", 4)
+    assert (c.take(16), c.take(16), *c.get("QIQ")) == (run, attempt, 2, 2, 1700000000123456789)
+    c.end()
+    c = record_read("pin", 6)
+    assert (c.take(16), *c.get("IQ"), c.bytes16(), c.one("Q")) == (run, 1, 4, b"kept for the paper", 1700000000123456789)
+    c.end()
 
 
 def test_samples_of_version_1():

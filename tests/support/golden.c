@@ -464,9 +464,13 @@ const char *golden_small(unsigned i, struct buf *out)
                                    .created_ns = GOLDEN_TIME_NS};
     struct record_run run = {
         .kind = RUN_DATASET, .run_id = golden_id(0x20), .name = "books", .created_ns = GOLDEN_TIME_NS};
-    struct record_attempt attempt = {
-        .attempt = golden_id(0x30), .number = 2, .world = 2, .created_ns = GOLDEN_TIME_NS};
-    struct record_mark mark = {.kind = i == 6 ? MARK_PIN : MARK_BAD,
+    struct record_attempt attempt = {.run_id = golden_id(0x20),
+                                     .attempt = golden_id(0x30),
+                                     .number = 2,
+                                     .world = 2,
+                                     .created_ns = GOLDEN_TIME_NS};
+    struct record_mark mark = {.run_id = golden_id(0x20),
+                               .kind = i == 6 ? MARK_PIN : MARK_BAD,
                                .sequence = 4,
                                .reason = "kept for the paper",
                                .created_ns = GOLDEN_TIME_NS};

@@ -188,18 +188,21 @@ static void small_records_come_back(void **state)
     assert_true(r2.kind == RUN_DATASET && id_equal(&r.run_id, &r2.run_id) && r2.created_ns == 5);
     buf_reset(&b);
     struct record_attempt a = {.number = 7, .world = 9, .created_ns = 6}, a2;
-    a.attempt.bytes[3] = 1;
+    a.attempt.bytes[3] = a.run_id.bytes[4] = 1;
     assert_int_equal(record_attempt_encode(&a, &b, NULL), 0);
     assert_int_equal(record_attempt_decode(b.p, b.n, &a2, NULL), 0);
-    assert_true(a2.number == 7 && a2.world == 9 && a2.created_ns == 6 && id_equal(&a.attempt, &a2.attempt));
+    assert_true(a2.number == 7 && a2.world == 9 && a2.created_ns == 6 && id_equal(&a.attempt, &a2.attempt) &&
+                id_equal(&a.run_id, &a2.run_id));
     buf_reset(&b);
     struct record_mark m = {.kind = MARK_BAD, .sequence = 3, .reason = "chunk 3 is damaged", .created_ns = 7},
                        m2;
+    m.run_id.bytes[5] = 1;
     assert_int_equal(record_mark_encode(&m, &b, NULL), 0);
     assert_int_equal(record_mark_decode(b.p, b.n, &m2, NULL), 0);
-    assert_true(m2.kind == MARK_BAD && m2.sequence == 3 && m2.created_ns == 7);
+    assert_true(m2.kind == MARK_BAD && m2.sequence == 3 && m2.created_ns == 7 &&
+                id_equal(&m.run_id, &m2.run_id));
     assert_string_equal(m2.reason, m.reason);
-    le32_put(b.p + 40, 3); /* no such mark */
+    le32_put(b.p + 40 + ID_BYTES, 3); /* no such mark */
     reseal(&b);
     assert_int_equal(record_mark_decode(b.p, b.n, &m2, NULL), -EBADMSG);
     buf_free(&b);

@@ -342,6 +342,33 @@ static void other_damage_does_not_stop_the_start(void **state)
     rig_part_free(&loose);
 }
 
+/* As a disk that reads from another place gives it: whole, of the right number, and of another run. */
+static void records_of_another_run_are_not_taken(void **state)
+{
+    (void)state;
+    static const char *const components[] = {"a-0000000000000001", "p-0000000000000001"};
+    struct id other, its = store_rig_id(&rig);
+    assert_int_equal(rig_save(&rig, &run, &attempt, 1, 2, NULL, NULL), ERR_NONE);
+    assert_int_equal(mark(1, MARK_ACTION_PIN, "for the paper"), ERR_NONE);
+    assert_int_equal(rig_run_open(&rig, RUN_CHECKPOINTS, "other", true, &other), ERR_NONE);
+    assert_int_equal(rig_attempt(&rig, &other, &its, 2, NULL), ERR_NONE);
+    for (int i = 0; i < 2; i++) {
+        size_t n;
+        char to[300];
+        snprintf(to, sizeof to, "%s", rig_object(&rig, &other, components[i]));
+        uint8_t *p = rig_object_read(&rig, rig_object(&rig, &run, components[i]), &n);
+        assert_non_null(p);
+        rig_object_replace(&rig, to, p, n);
+        free(p);
+    }
+    assert_int_equal(restart().damaged_objects, 2);
+    assert_non_null(strstr(logged, "attempt 1 lies under another name, or is of another run"));
+    assert_non_null(strstr(logged, "a mark of sequence 1 lies under another name, or is of another run"));
+    uint64_t number = 0;
+    assert_int_equal(rig_attempt(&rig, &other, &attempt, 2, &number), ERR_NONE);
+    assert_int_equal(number, 2); /* not known there */
+}
+
 static void the_store_s_own_record_must_be_right(void **state)
 {
     (void)state;
@@ -411,6 +438,7 @@ int main(void)
         ON_MEMORY(a_record_of_a_later_version_is_skipped_by_name),
         ON_MEMORY(a_commit_that_lost_a_segment_is_bad),
         ON_MEMORY(other_damage_does_not_stop_the_start),
+        ON_MEMORY(records_of_another_run_are_not_taken),
         ON_MEMORY(the_store_s_own_record_must_be_right),
         ON_FOLDER(one_store_has_one_server),
     };
