@@ -166,7 +166,13 @@ static int make_slots(struct catalog *c, struct err *e)
     if (!c->slots)
         return err_set(e, ERR_NO_MEMORY, "no memory for the list of all tensors");
     c->count = 0;
-    return add_all(c, e);
+    int rc = add_all(c, e);
+    if (rc < 0) { /* whoever looks for the next name is told the same */
+        free(c->slots);
+        c->slots = NULL;
+        c->count = (uint32_t)n;
+    }
+    return rc;
 }
 
 int catalog_find(struct catalog *c, struct slice name, uint32_t *out, struct err *e)
