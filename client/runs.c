@@ -75,14 +75,15 @@ static int put_first_envelope(struct larder *c, const struct run *r, struct err 
     if (!kek)
         return err_set(e, ERR_KEY, "the credential file %s holds no KEK; a new run cannot be given a key",
                        client_options(c)->credentials);
-    uint8_t random[KEY_BYTES + SALT_BYTES], envelope[ENVELOPE_BYTES];
+    uint8_t salt[SALT_BYTES], envelope[ENVELOPE_BYTES];
     struct dek dek = {0};
-    secrets_random(random, sizeof random);
+    int rc = err_set(e, ERR_NO_MEMORY, "no memory for a key");
+    secrets_random(salt, sizeof salt);
     secrets_random(&dek.id, sizeof dek.id);
-    dek.key = secret_create(random, KEY_BYTES);
-    int rc = dek.key ? envelope_wrap(kek, k->tenant, &r->run_id, &dek, random + KEY_BYTES, envelope, e)
-                     : err_set(e, ERR_NO_MEMORY, "no memory for a key");
-    secret_wipe(random, sizeof random);
+    if ((dek.key = secret_room(KEY_BYTES))) {
+        secrets_random(secret_fill(dek.key), KEY_BYTES);
+        rc = envelope_wrap(kek, k->tenant, &r->run_id, &dek, salt, envelope, e);
+    }
     dek_free(&dek);
     if (rc < 0)
         return rc;

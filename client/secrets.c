@@ -32,12 +32,11 @@ void secrets_random(void *p, size_t n)
     }
 }
 
-static void wipe_buf(struct buf *b)
-{
-    if (b->p)
-        secret_wipe(b->p, b->cap);
-    buf_free(b);
-}
+/* What was read, in memory that no core file holds. */
+struct text {
+    struct secret *memory;
+    size_t n;
+};
 
 /* ---- the file ---- */
 
@@ -61,17 +60,16 @@ static int check_private(int fd, const char *path, struct err *e)
     return 0;
 }
 
-static int read_private(const char *path, struct buf *out, struct err *e)
+static int read_private(const char *path, struct text *out, struct err *e)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
         return err_sys(e, errno, "opening the credential file %s", path);
     int rc = check_private(fd, path, e);
-    out->max = FILE_BYTES_MAX + 1;
-    if (rc == 0 && !buf_reserve(out, FILE_BYTES_MAX + 1)) /* at once: growing would leave copies behind */
+    if (rc == 0 && !(out->memory = secret_room(FILE_BYTES_MAX)))
         rc = err_set(e, ERR_NO_MEMORY, "no memory for the credential file");
     while (rc == 0) {
-        ssize_t n = read(fd, out->p + out->n, FILE_BYTES_MAX - out->n);
+        ssize_t n = read(fd, secret_fill(out->memory) + out->n, FILE_BYTES_MAX - out->n);
         if (n == 0)
             break;
         if (n < 0 && errno != EINTR)
@@ -112,7 +110,7 @@ static int spawn_shell(const char *command, int out_fd, pid_t *pid)
 }
 
 /* Reads to the end of the output; 0, or the reason why not. */
-static int read_output(int fd, unsigned timeout_ms, struct buf *out, struct err *e)
+static int read_output(int fd, unsigned timeout_ms, struct text *out, struct err *e)
 {
     uint64_t until = clock_ms() + timeout_ms;
     for (;;) {
@@ -123,7 +121,7 @@ static int read_output(int fd, unsigned timeout_ms, struct buf *out, struct err 
             return err_set(e, ERR_TIMEOUT, "the kek_command did not end within %u ms", timeout_ms);
         if (ready < 0)
             continue;
-        ssize_t n = read(fd, out->p + out->n, COMMAND_BYTES_MAX - out->n);
+        ssize_t n = read(fd, secret_fill(out->memory) + out->n, COMMAND_BYTES_MAX - out->n);
         if (n == 0)
             return out->n < COMMAND_BYTES_MAX
                        ? 0
@@ -154,11 +152,11 @@ static int reap(pid_t pid, bool failed, unsigned timeout_ms, int *status)
     }
 }
 
-static int run_command(const char *command, unsigned timeout_ms, struct buf *out, struct err *e)
+static int run_command(const char *command, unsigned timeout_ms, struct text *out, struct err *e)
 {
     int fds[2], status = 0;
     pid_t pid = 0;
-    if (!buf_reserve(out, COMMAND_BYTES_MAX))
+    if (!(out->memory = secret_room(COMMAND_BYTES_MAX)))
         return err_set(e, ERR_NO_MEMORY, "no memory for the output of the kek_command");
     if (pipe2(fds, O_CLOEXEC) < 0)
         return err_sys(e, errno, "making a pipe for the kek_command");
@@ -180,21 +178,21 @@ static int run_command(const char *command, unsigned timeout_ms, struct buf *out
 
 int secrets_load(const char *path, unsigned timeout_ms, struct credentials *out, struct err *e)
 {
-    struct buf file = {0}, keks = {0};
+    struct text file = {0}, keks = {0};
     int rc = read_private(path, &file, e);
     if (rc == 0) {
-        rc = credentials_decode(file.p, file.n, out, e);
+        rc = credentials_decode(secret_bytes(file.memory), file.n, out, e);
         if (rc < 0)
             err_prepend(e, "credential file %s", path);
     }
-    wipe_buf(&file);
+    secret_free(file.memory);
     if (rc < 0)
         return rc;
     if (out->kek_command) {
         rc = run_command(out->kek_command, timeout_ms, &keks, e);
         if (rc == 0) {
             struct keyring ring = {0};
-            rc = credentials_keks_parse(keks.p, keks.n, &ring, e);
+            rc = credentials_keks_parse(secret_bytes(keks.memory), keks.n, &ring, e);
             if (rc == 0) {
                 keyring_free(&out->keks);
                 out->keks = ring;
@@ -202,7 +200,7 @@ int secrets_load(const char *path, unsigned timeout_ms, struct credentials *out,
         }
         if (rc < 0)
             err_prepend(e, "credential file %s", path);
-        wipe_buf(&keks);
+        secret_free(keks.memory);
     }
     if (rc < 0)
         credentials_free(out);

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Secret values are wiped in jansson's tree before it is given back. Its reader keeps the text of the token
- * under way in a buffer of its own that cannot be reached; it is freed with whatever stood in it last.
+ * jansson's trees hold secrets here, and so do the buffers of its reader and writer: while a thread works on
+ * credentials, what jansson takes comes from a `struct secret`, which is wiped as a whole at the end.
  */
 #include "format/credentials.h"
 
 #include <jansson.h>
+#include <pthread.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +21,57 @@
 #define KEKS_MAX              64u
 #define KEK_COMMAND_BYTES_MAX 4096u
 #define PEM_BYTES_MAX         (64u << 10)
+#define ARENA_BYTES           (1u << 20) /* twice what the largest credentials take */
+
+/* ---- memory of jansson ---- */
+
+static _Thread_local struct {
+    struct secret *memory; /* NULL: this thread is at no credentials, and other JSON takes other memory */
+    size_t used;           /* a multiple of max_align_t's */
+} arena;
+static json_malloc_t other_malloc; /* what jansson had before */
+static json_free_t other_free;
+
+static void *arena_malloc(size_t n)
+{
+    const size_t unit = _Alignof(max_align_t);
+    if (!arena.memory)
+        return other_malloc(n);
+    if (n > ARENA_BYTES - unit || (n + unit - 1) / unit * unit > ARENA_BYTES - arena.used)
+        return NULL;
+    void *p = secret_fill(arena.memory) + arena.used;
+    arena.used += (n + unit - 1) / unit * unit;
+    return p;
+}
+
+static void arena_free(void *p)
+{
+    const uint8_t *at = p, *begin = arena.memory ? secret_bytes(arena.memory) : NULL;
+    if (!begin || at < begin || at >= begin + ARENA_BYTES)
+        other_free(p);
+}
+
+static void arena_install(void)
+{
+    json_get_alloc_funcs(&other_malloc, &other_free);
+    json_set_alloc_funcs(arena_malloc, arena_free);
+}
+
+/* Every tree made until arena_end is to be given back by then. */
+static int arena_begin(struct err *e)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, arena_install);
+    arena.used = 0;
+    arena.memory = secret_room(ARENA_BYTES);
+    return arena.memory ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for the credentials");
+}
+
+static void arena_end(void)
+{
+    secret_free(arena.memory);
+    arena.memory = NULL;
+}
 
 /* ---- addresses ---- */
 
@@ -81,8 +134,6 @@ int listen_split(const char *address, char *host, size_t host_size, char *port, 
 /* Takes a key of 64 hex digits into the ring. */
 static int add_kek(struct keyring *ring, uint64_t epoch, const char *hex, size_t hex_bytes, struct err *e)
 {
-    uint8_t raw[KEY_BYTES];
-    char digits[2 * KEY_BYTES + 1];
     if (epoch == 0 || epoch > UINT32_MAX)
         return err_set(e, ERR_INVALID, "a key's epoch is a number from 1 to %u, not %llu", UINT32_MAX,
                        (unsigned long long)epoch);
@@ -92,24 +143,18 @@ static int add_kek(struct keyring *ring, uint64_t epoch, const char *hex, size_t
     if (ring->count >= KEKS_MAX)
         return err_set(e, ERR_LIMIT, "there are more than %u keys; drop the epochs that no run uses any more",
                        KEKS_MAX);
-    bool right = hex_bytes == sizeof digits - 1;
-    if (right) {
-        memcpy(digits, hex, sizeof digits - 1);
-        digits[sizeof digits - 1] = '\0';
-        right = hex_decode(digits, sizeof raw, raw) == 0;
-        secret_wipe(digits, sizeof digits);
-    }
-    if (!right)
-        return err_set(e, ERR_INVALID, "the key of epoch %llu is not %u hex digits",
-                       (unsigned long long)epoch, 2 * KEY_BYTES);
     struct kek *keks = realloc(ring->keks, (ring->count + 1) * sizeof *keks);
-    struct secret *key = secret_create(raw, sizeof raw);
-    secret_wipe(raw, sizeof raw);
+    struct secret *key = secret_room(KEY_BYTES);
     if (keks)
         ring->keks = keks;
     if (!keks || !key) {
         secret_free(key);
         return err_set(e, ERR_NO_MEMORY, "no memory for a key");
+    }
+    if (hex_bytes != 2 * KEY_BYTES || hex_read(hex, KEY_BYTES, secret_fill(key)) < 0) {
+        secret_free(key);
+        return err_set(e, ERR_INVALID, "the key of epoch %llu is not %u hex digits",
+                       (unsigned long long)epoch, 2 * KEY_BYTES);
     }
     ring->keks[ring->count++] = (struct kek){.epoch = (uint32_t)epoch, .key = key};
     return 0;
@@ -300,32 +345,6 @@ static int read_keks(json_t *root, struct credentials *out, struct err *e)
     return rc;
 }
 
-static void wipe_text(json_t *v)
-{
-    if (json_is_string(v))
-        secret_wipe((char *)json_string_value(v), json_string_length(v));
-}
-
-/* Every string below v: what is secret and what is not cannot be told in a file that is wrong. */
-static void wipe_tree(json_t *v)
-{
-    const char *key;
-    json_t *child;
-    size_t i;
-    wipe_text(v);
-    if (json_is_object(v)) {
-        json_object_foreach(v, key, child)
-        {
-            wipe_tree(child);
-        }
-    } else if (json_is_array(v)) {
-        json_array_foreach(v, i, child)
-        {
-            wipe_tree(child);
-        }
-    }
-}
-
 static int read_root(json_t *root, struct credentials *out, struct err *e)
 {
     static const char *const known[] = {"larder_credentials", "server", "tenant", "role",        "ca",
@@ -355,16 +374,20 @@ int credentials_decode(const void *json, size_t n, struct credentials *out, stru
     *out = (struct credentials){0};
     if (n > CREDENTIALS_BYTES_MAX)
         return wrong(e, "has %zu bytes; at most %u are allowed", n, CREDENTIALS_BYTES_MAX);
-    json_t *root = n > 0 ? json_loadb(json, n, JSON_REJECT_DUPLICATES, &je) : NULL;
     if (n == 0)
         return wrong(e, "is empty");
-    if (!root) {
-        /* jansson's text may quote what stands near; only the place and the kind are told. */
-        return wrong(e, "is not JSON: line %d, column %d; expected one object", je.line, je.column);
-    }
-    int rc = json_is_object(root) ? read_root(root, out, e) : wrong(e, "does not hold a JSON object");
-    wipe_tree(root);
+    int rc = arena_begin(e);
+    if (rc < 0)
+        return rc;
+    json_t *root = json_loadb(json, n, JSON_REJECT_DUPLICATES, &je);
+    if (root)
+        rc = json_is_object(root) ? read_root(root, out, e) : wrong(e, "does not hold a JSON object");
+    else if (json_error_code(&je) == json_error_out_of_memory)
+        rc = wrong(e, "is of more pieces than credentials ever are; is it the right file?");
+    else /* jansson's text may quote what stands near; only the place and the kind are told */
+        rc = wrong(e, "is not JSON: line %d, column %d; expected one object", je.line, je.column);
     json_decref(root);
+    arena_end();
     if (rc < 0)
         credentials_free(out);
     return rc;
@@ -406,17 +429,12 @@ static json_t *tree_of(const struct credentials *c)
                 (c->kek_command ? put_text(root, "kek_command", c->kek_command) : put_keks(root, &c->keks));
     if (done)
         return root;
-    if (root)
-        wipe_tree(root);
     json_decref(root);
     return NULL;
 }
 
-int credentials_encode(const struct credentials *c, struct buf *out, struct err *e)
+static int encode(const struct credentials *c, struct buf *out, struct err *e)
 {
-    int rc;
-    if (secret_bytes(c->key_pem)[secret_size(c->key_pem) - 1] != '\0')
-        return err_set(e, ERR_INVALID, "the private key is not a text that ends with NUL");
     json_t *root = tree_of(c);
     if (!root)
         return err_set(e, ERR_NO_MEMORY, "no memory for the credentials, or a text of them is not UTF-8");
@@ -428,9 +446,19 @@ int credentials_encode(const struct credentials *c, struct buf *out, struct err 
     } else {
         out->failed = true;
     }
-    rc = buf_end(out, "the credentials", e);
-    wipe_tree(root);
     json_decref(root);
+    return buf_end(out, "the credentials", e);
+}
+
+int credentials_encode(const struct credentials *c, struct buf *out, struct err *e)
+{
+    if (secret_bytes(c->key_pem)[secret_size(c->key_pem) - 1] != '\0')
+        return err_set(e, ERR_INVALID, "the private key is not a text that ends with NUL");
+    int rc = arena_begin(e);
+    if (rc < 0)
+        return rc;
+    rc = encode(c, out, e);
+    arena_end();
     return rc;
 }
 

@@ -83,22 +83,31 @@ void hkdf_sha256(const void *key, size_t key_bytes, const void *salt, size_t sal
                  size_t info_bytes, void *out, size_t out_bytes)
 {
     static char digest[] = "SHA256";
-    /* OpenSSL's parameters take pointers to what it only reads as if it wrote; empty ones are left out. */
+    static const uint8_t no_salt[32];
+    uint8_t prk[32];
+    size_t prk_bytes = 0;
+    int mode = EVP_KDF_HKDF_MODE_EXPAND_ONLY;
+    check(out_bytes > 0 && out_bytes <= 255 * 32);
+    /* Extracting by hand: OpenSSL's HKDF would copy the key into memory of its own before it looks for the
+     * digest. Both fail only without memory or without a provider: no key is better than a guess at one. */
+    check(EVP_Q_mac(NULL, "HMAC", NULL, digest, NULL, salt_bytes > 0 ? salt : no_salt,
+                    salt_bytes > 0 ? salt_bytes : sizeof no_salt, key, key_bytes, prk, sizeof prk,
+                    &prk_bytes) &&
+          prk_bytes == sizeof prk);
+    /* OpenSSL's parameters take pointers to what it only reads as if it wrote; an empty one is left out. */
     OSSL_PARAM params[5], *p = params;
+    *p++ = OSSL_PARAM_construct_int(OSSL_KDF_PARAM_MODE, &mode);
     *p++ = OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, digest, 0);
-    *p++ = OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_KEY, (void *)(uintptr_t)key, key_bytes);
-    if (salt_bytes > 0)
-        *p++ = OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_SALT, (void *)(uintptr_t)salt, salt_bytes);
+    *p++ = OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_KEY, prk, sizeof prk);
     if (info_bytes > 0)
         *p++ = OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, (void *)(uintptr_t)info, info_bytes);
     *p = OSSL_PARAM_construct_end();
-    check(out_bytes > 0 && out_bytes <= 255 * 32);
     EVP_KDF *kdf = EVP_KDF_fetch(NULL, "HKDF", NULL);
     EVP_KDF_CTX *ctx = kdf ? EVP_KDF_CTX_new(kdf) : NULL;
-    /* Fails only without memory or without a provider: no key is better than a guess at one. */
     check(ctx && EVP_KDF_derive(ctx, out, out_bytes, params) == 1);
     EVP_KDF_CTX_free(ctx);
     EVP_KDF_free(kdf);
+    secret_wipe(prk, sizeof prk);
 }
 
 /* ---- envelopes ---- */
@@ -236,7 +245,8 @@ static int missing_epoch(const struct keyring *ring, uint32_t epoch, struct err 
 static int unseal(const struct kek *kek, const uint8_t *p, struct dek *out, struct err *e)
 {
     static const uint8_t nonce[AEAD_NONCE_BYTES];
-    uint8_t key[KEY_BYTES], commitment[COMMITMENT_BYTES], dek[KEY_BYTES];
+    uint8_t key[KEY_BYTES], commitment[COMMITMENT_BYTES];
+    struct secret *dek = NULL;
     int rc;
     struct aead *a = aead_create(AEAD_AES_256_GCM, false);
     if (!a)
@@ -250,8 +260,13 @@ static int unseal(const struct kek *kek, const uint8_t *p, struct dek *out, stru
             kek->epoch);
         goto out;
     }
+    if (!(dek = secret_room(KEY_BYTES))) {
+        rc = err_set(e, ERR_NO_MEMORY, "no memory for a key");
+        goto out;
+    }
     aead_key(a, key);
-    if (aead_open(a, nonce, p + AD_FROM, AD_BYTES, p + V_SEALED, KEY_BYTES + AEAD_TAG_BYTES, dek, NULL) < 0) {
+    if (aead_open(a, nonce, p + AD_FROM, AD_BYTES, p + V_SEALED, KEY_BYTES + AEAD_TAG_BYTES, secret_fill(dek),
+                  NULL) < 0) {
         rc =
             err_set(e, ERR_CORRUPT,
                     "key envelope: the KEK is right, but the sealed key at offset %d does not verify; it was "
@@ -260,11 +275,12 @@ static int unseal(const struct kek *kek, const uint8_t *p, struct dek *out, stru
         goto out;
     }
     memcpy(&out->id, p + V_DEK, ID_BYTES);
-    out->key = secret_create(dek, sizeof dek);
-    rc = out->key ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for a key");
+    out->key = dek;
+    dek = NULL;
+    rc = 0;
 out:
     secret_wipe(key, sizeof key);
-    secret_wipe(dek, sizeof dek);
+    secret_free(dek);
     aead_free(a);
     return rc;
 }

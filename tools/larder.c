@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 #include "tools/commands.h"
 
@@ -85,6 +86,9 @@ static int dispatch(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+#ifndef __SANITIZE_ADDRESS__ /* whose leak check attaches to its own process */
+    prctl(PR_SET_DUMPABLE, 0); /* commands that make keys hold them for moments in ordinary memory */
+#endif
     signal(SIGXFSZ, SIG_IGN); /* a file that grows beyond its limit fails its write, with EFBIG */
     int status = dispatch(argc - 1, argv + 1);
     if ((fflush(stdout) != 0 || ferror(stdout)) && status == STATUS_OK)

@@ -135,7 +135,7 @@ static int hex_digit(char c)
     return -1;
 }
 
-int hex_decode(const char *text, size_t n_out, void *out)
+int hex_read(const char *text, size_t n_out, void *out)
 {
     uint8_t *b = out;
     for (size_t i = 0; i < n_out; i++) {
@@ -145,5 +145,11 @@ int hex_decode(const char *text, size_t n_out, void *out)
             return -EINVAL;
         b[i] = (uint8_t)(hi << 4 | lo);
     }
-    return text[2 * n_out] == '\0' ? 0 : -EINVAL;
+    return 0;
+}
+
+int hex_decode(const char *text, size_t n_out, void *out)
+{
+    int rc = hex_read(text, n_out, out);
+    return rc == 0 && text[2 * n_out] != '\0' ? -EINVAL : rc;
 }

@@ -34,6 +34,7 @@ struct sha256 *sha256_start(void) __attribute__((warn_unused_result)); /* NULL: 
 void sha256_update(struct sha256 *h, const void *p, size_t n);
 void sha256_end(struct sha256 *h, uint8_t out[SHA256_BYTES]);
 void hex_encode(const void *p, size_t n, char *out);       /* out: 2n+1 bytes, lower case */
+int hex_read(const char *digits, size_t n_out, void *out); /* the first 2*n_out characters; 0 or -EINVAL */
 int hex_decode(const char *text, size_t n_out, void *out); /* exactly 2*n_out digits; 0 or -EINVAL */
 
 #endif

@@ -31,21 +31,34 @@ bool secret_memequal(const void *a, const void *b, size_t n)
     return diff == 0;
 }
 
-struct secret *secret_create(const void *bytes, size_t n)
+struct secret *secret_room(size_t n)
 {
-    check(n > 0 && n <= SECRET_BYTES_MAX);
+    check(n > 0 && n <= SECRET_ROOM_MAX);
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size_t mapped = (sizeof(struct secret) + n + page - 1) / page * page;
     struct secret *s = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (s == MAP_FAILED)
         return NULL;
-    (void)!mlock(s, mapped);
     (void)!madvise(s, mapped, MADV_DONTDUMP);
+    (void)!mlock2(s, mapped, MLOCK_ONFAULT);
     (void)!madvise(s, mapped, MADV_WIPEONFORK);
     s->n = n;
     s->mapped = mapped;
-    memcpy(s->bytes, bytes, n);
     return s;
+}
+
+struct secret *secret_create(const void *bytes, size_t n)
+{
+    check(n <= SECRET_BYTES_MAX);
+    struct secret *s = secret_room(n);
+    if (s)
+        memcpy(s->bytes, bytes, n);
+    return s;
+}
+
+uint8_t *secret_fill(struct secret *s)
+{
+    return s->bytes;
 }
 
 void secret_free(struct secret *s)

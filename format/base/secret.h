@@ -13,12 +13,17 @@
 
 #include "format/base/err.h"
 
-#define SECRET_BYTES_MAX 4096
+#define SECRET_BYTES_MAX 4096        /* of one key or its text */
+#define SECRET_ROOM_MAX  (4u << 20) /* of what a secret is read and parsed in */
 
 struct secret; /* owned by whoever created it; secret_free wipes it */
 
 /* A copy of n bytes (0 < n <= SECRET_BYTES_MAX); the caller wipes its own source. NULL: no memory. */
 must_check struct secret *secret_create(const void *bytes, size_t n);
+/* n zero bytes (0 < n <= SECRET_ROOM_MAX) to be filled in place, so that no copy stands elsewhere even for a
+ * moment. Pages are taken when they are touched. NULL: no memory. */
+must_check struct secret *secret_room(size_t n);
+uint8_t *secret_fill(struct secret *s);
 void secret_free(struct secret *s); /* NULL allowed */
 size_t secret_size(const struct secret *s);
 const uint8_t *secret_bytes(const struct secret *s); /* for handing to a cipher; do not copy */
