@@ -40,7 +40,7 @@ struct secret *secret_room(size_t n)
     if (s == MAP_FAILED)
         return NULL;
     (void)!madvise(s, mapped, MADV_DONTDUMP);
-    (void)!mlock2(s, mapped, MLOCK_ONFAULT);
+    (void)!mlock(s, mapped);
     (void)!madvise(s, mapped, MADV_WIPEONFORK);
     s->n = n;
     s->mapped = mapped;

@@ -21,7 +21,7 @@ struct secret; /* owned by whoever created it; secret_free wipes it */
 /* A copy of n bytes (0 < n <= SECRET_BYTES_MAX); the caller wipes its own source. NULL: no memory. */
 must_check struct secret *secret_create(const void *bytes, size_t n);
 /* n zero bytes (0 < n <= SECRET_ROOM_MAX) to be filled in place, so that no copy stands elsewhere even for a
- * moment. Pages are taken when they are touched. NULL: no memory. */
+ * moment. NULL: no memory. */
 must_check struct secret *secret_room(size_t n);
 uint8_t *secret_fill(struct secret *s);
 void secret_free(struct secret *s); /* NULL allowed */
