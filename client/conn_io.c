@@ -151,6 +151,7 @@ static int conn_poll(struct conn *c, short events, uint64_t until_ms)
     expire(c);
     bool closing = c->closing;
     uint64_t next = c->next_deadline_ms < until_ms ? c->next_deadline_ms : until_ms;
+    c->sleeps_until_ms = next;
     pthread_mutex_unlock(&c->lock);
     run_ended(c);
     if (closing)
@@ -586,6 +587,10 @@ static void push(struct conn *c)
         if (up)
             rest = send_queued(c, &c->push_err) < 0 || channel_output(c->channel).n > 0;
         pthread_mutex_unlock(&c->io);
+        pthread_mutex_lock(&c->lock);
+        /* The thread runs the `done` of calls that ended before they were sent, and keeps deadlines. */
+        rest |= !list_empty(&c->ended) || c->next_deadline_ms < c->sleeps_until_ms;
+        pthread_mutex_unlock(&c->lock);
     }
     if (rest)
         conn_wake(c);

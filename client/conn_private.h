@@ -58,6 +58,7 @@ struct conn {
     struct list queue, flying, ended;
     uint64_t next_id;
     uint64_t next_deadline_ms; /* no call ends earlier */
+    uint64_t sleeps_until_ms;  /* the thread, unless it is woken */
 
     pthread_mutex_t io;  /* of what follows; the thread may look without it */
     struct err push_err; /* of a send on a submitter's thread: the connection is lost */

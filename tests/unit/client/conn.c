@@ -306,6 +306,13 @@ static void deadlines_and_cancel_end_calls(void **state)
     assert_non_null(strstr(e.text, "join"));
     assert_non_null(strstr(e.text, "127.0.0.1"));
 
+    /* Sent by its submitter, past the thread, which sleeps longer than that. */
+    struct async pushed = {.call.push_follows = true};
+    async_start(&pushed, c, OP_JOIN, slice_str(""), 20);
+    conn_push(c);
+    assert_true(async_wait(&pushed, 5000));
+    assert_int_equal(pushed.call.err.class, ERR_TIMEOUT);
+
     struct async a = {0};
     async_start(&a, c, OP_JOIN, slice_str(""), 0);
     conn_cancel(c, &a.call);
@@ -404,6 +411,14 @@ static void stopped_connections_refuse_calls(void **state)
     assert_int_equal(a.call.err.class, ERR_CANCELLED);
     struct call call;
     assert_int_equal(ask(c, OP_PING, "", 0, &call, &e), -ECANCELED);
+    /* Also one that its submitter means to push: it ends at once, with nothing to be sent. */
+    for (int i = 0; i < 50; i++) {
+        struct async pushed = {.call.push_follows = true};
+        async_start(&pushed, c, OP_PING, slice_str(""), 0);
+        conn_push(c);
+        assert_true(async_wait(&pushed, 5000));
+        assert_int_equal(pushed.call.err.class, ERR_CANCELLED);
+    }
     conn_close(c);
     scripted_stop(s);
 }
