@@ -86,7 +86,7 @@ static int dispatch(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-#ifndef __SANITIZE_ADDRESS__ /* whose leak check attaches to its own process */
+#ifndef __SANITIZE_ADDRESS__   /* whose leak check attaches to its own process */
     prctl(PR_SET_DUMPABLE, 0); /* commands that make keys hold them for moments in ordinary memory */
 #endif
     signal(SIGXFSZ, SIG_IGN); /* a file that grows beyond its limit fails its write, with EFBIG */

@@ -13,7 +13,7 @@
 
 #include "format/base/err.h"
 
-#define SECRET_BYTES_MAX 4096        /* of one key or its text */
+#define SECRET_BYTES_MAX 4096       /* of one key or its text */
 #define SECRET_ROOM_MAX  (4u << 20) /* of what a secret is read and parsed in */
 
 struct secret; /* owned by whoever created it; secret_free wipes it */

@@ -32,6 +32,7 @@ static struct worker *least_loaded(const struct worker *w, enum session_kind kin
         if (!best || atomic_load(&next->placed[kind]) < atomic_load(&best->placed[kind]))
             best = next;
     }
+    check(best); /* there is a worker at least */
     atomic_store(&sv->spread_last[kind], best->number);
     return best;
 }
