@@ -5,31 +5,21 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
-#include <strings.h>
 #include <unistd.h>
-#include <zstd.h>
 
-#include "format/base/digest.h"
+#include "format/mds_unpack.h"
 
 #define PACKED_BYTES (256u << 10) /* read at once */
-
-struct checking {
-    struct digest *digest;
-    const struct mds_hash *hash;
-};
 
 struct source {
     struct source_options o;
     int fd;
-    uint64_t at;   /* of the file: where it is read next */
-    uint64_t done; /* bytes of the shard */
-    ZSTD_DStream *zstd;
+    uint64_t at;               /* of the file: where it is read next */
+    uint64_t done;             /* bytes of the shard */
+    struct mds_unpack *unpack; /* of a packed file */
     uint8_t *packed;
-    ZSTD_inBuffer in;
-    size_t hint; /* of zstd: 0 between frames */
-    struct checking plain[MDS_HASHES_MAX], raw[MDS_HASHES_MAX];
-    uint32_t plain_count, raw_count;
+    struct slice in;
+    struct mds_checks own; /* of any other */
 };
 
 /* ---- files ---- */
@@ -65,52 +55,14 @@ static ssize_t read_some(struct source *s, void *p, size_t n, struct err *e)
     return r;
 }
 
-/* ---- checksums ---- */
-
-static int checks_begin(struct checking *list, uint32_t *count, const struct mds_file *f, struct err *e)
-{
-    int rc = 0;
-    for (uint32_t i = 0; rc == 0 && f && i < f->hash_count; i++) {
-        if (!digest_known(f->hashes[i].algorithm))
-            continue; /* told by who imports */
-        list[*count].hash = &f->hashes[i];
-        rc = digest_start(f->hashes[i].algorithm, &list[*count].digest, e);
-        *count += rc == 0;
-    }
-    return rc;
-}
-
-static void checks_add(struct checking *list, uint32_t count, const void *p, size_t n)
-{
-    for (uint32_t i = 0; i < count; i++)
-        digest_update(list[i].digest, p, n);
-}
-
-static int checks_end(struct checking *list, uint32_t count, const char *what, struct err *e)
-{
-    char hex[DIGEST_HEX_BYTES], quoted[DIGEST_HEX_BYTES + 32];
-    for (uint32_t i = 0; i < count; i++) {
-        const struct mds_hash *h = list[i].hash;
-        digest_end(list[i].digest, hex);
-        if (strcasecmp(hex, h->digest) != 0)
-            return err_set(e, ERR_CORRUPT,
-                           "the %s of its %s bytes is %s, " MDS_INDEX_NAME " says %s: it is damaged, or of "
-                           "another version",
-                           h->algorithm, what, hex,
-                           err_quote(quoted, sizeof quoted, h->digest, strlen(h->digest)));
-    }
-    return 0;
-}
-
 /* ---- the source ---- */
 
 static int unpacking_begin(struct source *s, struct err *e)
 {
-    s->zstd = ZSTD_createDStream();
     s->packed = malloc(PACKED_BYTES);
-    if (!s->zstd || !s->packed)
+    if (!s->packed)
         return err_set(e, ERR_NO_MEMORY, "no memory for unpacking a shard");
-    return 0;
+    return mds_unpack_create(s->o.bytes, s->o.plain, s->o.packed, &s->unpack, e);
 }
 
 int source_open(const struct source_options *o, struct source **out, struct err *e)
@@ -125,12 +77,10 @@ int source_open(const struct source_options *o, struct source **out, struct err 
         rc = source_unchanged(o->was, s->fd, e);
     if (rc == 0 && o->whole)
         (void)posix_fadvise(s->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    if (rc == 0)
-        rc = checks_begin(s->plain, &s->plain_count, o->plain, e);
-    if (rc == 0)
-        rc = checks_begin(s->raw, &s->raw_count, o->packed, e);
     if (rc == 0 && o->zstd)
         rc = unpacking_begin(s, e);
+    else if (rc == 0 && o->plain)
+        rc = mds_checks_begin(&s->own, o->plain, e);
     if (rc < 0)
         source_close(s);
     else
@@ -142,45 +92,32 @@ void source_close(struct source *s)
 {
     if (!s)
         return;
-    for (uint32_t i = 0; i < s->plain_count; i++)
-        digest_free(s->plain[i].digest);
-    for (uint32_t i = 0; i < s->raw_count; i++)
-        digest_free(s->raw[i].digest);
-    ZSTD_freeDStream(s->zstd);
+    mds_checks_free(&s->own);
+    mds_unpack_free(s->unpack);
     free(s->packed);
     if (s->fd >= 0)
         close(s->fd);
     free(s);
 }
 
-/* More packed bytes; 0 at the end of the file. */
-static int refill(struct source *s, struct err *e)
+/* The next n unpacked bytes, fewer at the end of the file. */
+static int unpack(struct source *s, uint8_t *p, size_t n, size_t *got, struct err *e)
 {
-    ssize_t n = read_some(s, s->packed, PACKED_BYTES, e);
-    if (n > 0)
-        checks_add(s->raw, s->raw_count, s->packed, (size_t)n);
-    s->in = (ZSTD_inBuffer){.src = s->packed, .size = n > 0 ? (size_t)n : 0};
-    return (int)n;
-}
-
-/* Up to n unpacked bytes; 0 at the end of all frames. */
-static int unpack(struct source *s, void *p, size_t n, size_t *got, struct err *e)
-{
-    ZSTD_outBuffer out = {.dst = p, .size = n};
-    bool ended = false;
-    while (out.pos < n && !ended) {
-        int rc = s->in.pos == s->in.size ? refill(s, e) : 1;
+    *got = 0;
+    for (bool ended = false; *got < n && !ended;) {
+        size_t more;
+        int rc = mds_unpack_push(s->unpack, &s->in, p + *got, n - *got, &more, e);
         if (rc < 0)
             return rc;
-        ended = rc == 0;
-        size_t before = out.pos;
-        s->hint = ended && s->hint == 0 ? 0 : ZSTD_decompressStream(s->zstd, &out, &s->in);
-        if (ZSTD_isError(s->hint))
-            return err_set(e, ERR_CORRUPT, "it cannot be unpacked: %s; it is cut or damaged",
-                           ZSTD_getErrorName(s->hint));
-        ended = ended && out.pos == before;
+        *got += more;
+        if (*got == n)
+            break;
+        ssize_t refill = read_some(s, s->packed, PACKED_BYTES, e);
+        if (refill < 0)
+            return (int)refill;
+        s->in = SLICE(s->packed, refill);
+        ended = refill == 0;
     }
-    *got = out.pos;
     return 0;
 }
 
@@ -188,10 +125,7 @@ static int read_packed(struct source *s, void *p, size_t n, struct err *e)
 {
     size_t got;
     int rc = unpack(s, p, n, &got, e);
-    if (rc == 0 && got < n)
-        rc = err_set(e, ERR_CORRUPT, "unpacked it has %" PRIu64 " bytes, " MDS_INDEX_NAME " says %" PRIu64,
-                     s->done + got, s->o.bytes);
-    return rc;
+    return rc == 0 && got < n ? mds_unpack_end(s->unpack, e) : rc;
 }
 
 static int read_plain(struct source *s, void *p, size_t n, struct err *e)
@@ -205,24 +139,23 @@ static int read_plain(struct source *s, void *p, size_t n, struct err *e)
                            "the file became shorter while it was imported: %" PRIu64 " bytes now", s->at);
         done += (size_t)r;
     }
+    mds_checks_add(&s->own, p, n);
     return 0;
 }
 
 int source_read(struct source *s, void *p, size_t n, struct err *e)
 {
-    int rc = s->zstd ? read_packed(s, p, n, e) : read_plain(s, p, n, e);
-    if (rc == 0) {
-        checks_add(s->plain, s->plain_count, p, n);
+    int rc = s->unpack ? read_packed(s, p, n, e) : read_plain(s, p, n, e);
+    if (rc == 0)
         s->done += n;
-    }
     return rc;
 }
 
 uint64_t source_skip(struct source *s, uint64_t n)
 {
-    if (s->zstd)
+    if (s->unpack)
         return 0;
-    check(s->plain_count == 0 || n == 0);
+    check(s->own.count == 0 || n == 0);
     s->at += n;
     s->done += n;
     return n;
@@ -231,17 +164,10 @@ uint64_t source_skip(struct source *s, uint64_t n)
 int source_end(struct source *s, struct err *e)
 {
     uint8_t more;
-    size_t got = 0;
+    size_t got;
     check(s->done == s->o.bytes);
-    int rc = s->zstd ? unpack(s, &more, 1, &got, e) : 0;
-    if (rc == 0 && got > 0)
-        rc = err_set(e, ERR_CORRUPT, "unpacked it has more than the %" PRIu64 " bytes of " MDS_INDEX_NAME,
-                     s->o.bytes);
-    if (rc == 0 && s->zstd && s->hint != 0)
-        rc = err_set(e, ERR_CORRUPT, "it ends inside a frame of zstd; it is cut");
-    if (rc == 0)
-        rc = checks_end(s->raw, s->raw_count, "packed", e);
-    if (rc == 0)
-        rc = checks_end(s->plain, s->plain_count, s->zstd ? "unpacked" : "own", e);
+    int rc = s->unpack ? unpack(s, &more, 1, &got, e) : mds_checks_end(&s->own, "own", e);
+    if (rc == 0 && s->unpack)
+        rc = mds_unpack_end(s->unpack, e);
     return rc == 0 && s->o.was ? source_unchanged(s->o.was, s->fd, e) : rc;
 }
