@@ -202,6 +202,14 @@ void loop_list(struct loop *l, struct io_op *op, const char *path, struct loop_n
     submit_path(l, op, IO_LIST, path, out);
 }
 
+void loop_work(struct loop *l, struct io_op *op, struct loop_work *w)
+{
+    struct io_req *r = begin(l, op, IO_WORK);
+    check(w->run);
+    r->out = w;
+    submit(l, op);
+}
+
 void loop_names_free(struct loop_names *names)
 {
     for (size_t i = 0; i < names->count; i++)

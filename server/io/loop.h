@@ -80,6 +80,12 @@ struct loop_names {
 };
 void loop_list(struct loop *l, struct io_op *op, const char *path, struct loop_names *out);
 void loop_names_free(struct loop_names *names);
+/* Computes on a helper thread, for what would hold the loop up: no I/O, and nothing that anybody else touches
+ * meanwhile. result: 0. */
+struct loop_work {
+    void (*run)(struct loop_work *w);
+};
+void loop_work(struct loop *l, struct io_op *op, struct loop_work *w);
 /* Bytes free to an unprivileged writer and in all, of the file system that holds path. Immediate. */
 must_check int loop_space(struct loop *l, const char *path, uint64_t *free_bytes, uint64_t *total_bytes);
 /* Names the time since this machine was started: while the name is the same, memory may hold what a disk does

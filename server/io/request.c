@@ -17,9 +17,9 @@
 const char *io_code_name(enum io_code code)
 {
     static const char *const names[IO_CODE_COUNT] = {
-        "open",   "read",   "write",   "fdatasync", "fsync", "allocate",   "truncate",
-        "close",  "link",   "unlink",  "rmdir",     "mkdir", "stat",       "list",
-        "advise", "accept", "connect", "recv",      "send",  "send_parts",
+        "open",   "read", "write",  "fdatasync", "fsync", "allocate", "truncate",
+        "close",  "link", "unlink", "rmdir",     "mkdir", "stat",     "list",
+        "advise", "work", "accept", "connect",   "recv",  "send",     "send_parts",
     };
     return (unsigned)code < IO_CODE_COUNT ? names[code] : "unknown";
 }
@@ -185,6 +185,13 @@ static int64_t transfer(struct io_op *op)
     }
 }
 
+int64_t io_work(const struct io_req *r)
+{
+    struct loop_work *w = r->out;
+    w->run(w);
+    return 0;
+}
+
 static int64_t result_of(int value)
 {
     return value < 0 ? -errno : value;
@@ -226,6 +233,7 @@ static int64_t attempt(struct io_req *r)
     case IO_MKDIR: return result_of(mkdir(r->path, (mode_t)r->mode));
     case IO_STAT: return stat_path(r->path, r->out);
     case IO_LIST: return list_folder(r->path, r->out);
+    case IO_WORK: return io_work(r);
     default: return -ENOSYS;
     }
 }

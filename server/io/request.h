@@ -31,6 +31,7 @@ enum io_code {
     IO_STAT,
     IO_LIST,
     IO_ADVISE,
+    IO_WORK,
     IO_ACCEPT,
     IO_CONNECT,
     IO_RECV,
@@ -59,7 +60,7 @@ struct io_req {
     size_t n, done;  /* bytes asked, bytes transferred */
     void *p;
     const char *path, *path2; /* connect: host and port */
-    void *out;                /* struct loop_stat, loop_names or loop_parts */
+    void *out;                /* struct loop_stat, loop_names, loop_work or loop_parts */
     void *aux;                /* the implementation's, freed by it */
     struct {
         uint32_t length;
@@ -91,6 +92,8 @@ must_check bool io_settle(struct io_op *op, int64_t result);
 
 /* The request by plain system calls, to its end: for helper threads. Not for sockets. Returns the result. */
 int64_t io_blocking(struct io_op *op);
+
+int64_t io_work(const struct io_req *r); /* the computation of IO_WORK, here and now */
 
 /* What an open gave, made with IO_OPEN_FLAGS besides those asked for: closed again, with -EMEDIUMTYPE, unless
  * it is a file or a folder. */

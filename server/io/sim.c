@@ -359,6 +359,7 @@ static int64_t perform(struct sim *s, struct sim_node *n, struct io_req *r)
     case IO_MKDIR: return disk_mkdir(n->disk, r->path);
     case IO_STAT: return disk_stat(n->disk, r->path, r->out);
     case IO_LIST: return disk_list(n->disk, r->path, r->out);
+    case IO_WORK: return io_work(r);
     default: return perform_on_fd(s, sim_fd_get(s, n, r->fd), r);
     }
 }

@@ -117,6 +117,41 @@ static void advice_is_taken(void **state)
     close_fd(fd);
 }
 
+struct sum {
+    struct loop_work work;
+    pthread_t by;
+    uint64_t n, total;
+};
+
+static void add_up(struct loop_work *w)
+{
+    struct sum *s = container_of(w, struct sum, work);
+    s->by = pthread_self();
+    for (uint64_t i = 1; i <= s->n; i++)
+        s->total += i;
+}
+
+/* Many at once, more than there are threads; none on the loop's own. */
+static void work_is_done_elsewhere(void **state)
+{
+    (void)state;
+    static struct sum sums[40];
+    static struct step steps[40];
+    memset(sums, 0, sizeof sums);
+    for (unsigned i = 0; i < 40; i++) {
+        sums[i].work.run = add_up;
+        sums[i].n = 1000 * i;
+        loop_work(rig.loop, step_op(&steps[i]), &sums[i].work);
+        assert_false(steps[i].done);
+    }
+    rig_settle(&rig);
+    for (unsigned i = 0; i < 40; i++) {
+        assert_true(steps[i].done && steps[i].op.result == 0);
+        assert_int_equal(sums[i].total, sums[i].n * (sums[i].n + 1) / 2);
+        assert_true(rig.kind == RIG_SIM || !pthread_equal(sums[i].by, pthread_self()));
+    }
+}
+
 /* None of them makes the loop wait. */
 static void only_files_and_folders_are_opened(void **state)
 {
@@ -844,6 +879,7 @@ int main(void)
         ON_ALL(submitting_never_calls_back),
         ON_ALL(file_round_trip),
         ON_ALL(advice_is_taken),
+        ON_ALL(work_is_done_elsewhere),
         ON_HOST(only_files_and_folders_are_opened),
         ON_ALL(direct_read_ends_inside_a_block),
         ON_ALL(truncate_gives_length),
