@@ -41,8 +41,11 @@ static int look_at(const struct dataset_local *l, const char *name, struct publi
         return 0;
     }
     if (errno == ENOENT)
-        return err_set(e, ERR_MISMATCH, "%s has no %s, which the server publishes as part of \"%s\"",
-                       l->folder, name, l->dataset->name);
+        return err_set(e, ERR_MISMATCH, "%s has no %s, which the server publishes as part of \"%s\"%s",
+                       l->folder, name, l->dataset->name,
+                       l->dataset->table.shards[0].format == SHARD_MDS
+                           ? "; if it is there in its packed form, leave local_dir out"
+                           : "");
     return err_sys(e, errno, "%s/%s", l->folder, name);
 }
 

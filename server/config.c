@@ -54,6 +54,7 @@ static const struct key {
     {"in_flight", KIND_SIZE, AT(limits.in_flight_bytes_max), 1u << 20, 1ull << 40},
     {"read_cache", KIND_SIZE, AT(limits.read_cache_bytes), 1u << 20, 1ull << 36},
     {"sample_indexes", KIND_SIZE, AT(limits.sample_index_bytes_max), 1u << 20, 1ull << 40},
+    {"unpacked_shards", KIND_SIZE, AT(limits.unpacked_bytes_max), 1u << 20, 1ull << 50},
 #undef AT
 };
 #define SERVER_KEYS (sizeof server_keys / sizeof *server_keys)

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/session/unpacked.h"
+
 int published_create(struct worker *w, struct published **out)
 {
     struct published *p = calloc(1, sizeof *p);
@@ -16,7 +18,8 @@ int published_create(struct worker *w, struct published **out)
     list_init(&p->versions);
     list_init(&p->indexes);
     list_init(&p->jobs);
-    if (shard_files_create(p, &p->files) < 0) {
+    if (shard_files_create(p, &p->files) < 0 || unpacker_create(w, &p->unpacker) < 0) {
+        shard_files_destroy(p->files);
         free(p);
         return -ENOMEM;
     }
@@ -43,6 +46,7 @@ void published_destroy(struct published *p)
         return;
     check(list_empty(&p->jobs));
     shard_files_destroy(p->files);
+    unpacker_destroy(p->unpacker);
     for (struct list *l; (l = list_pop(&p->versions));)
         pubversion_free(container_of(l, struct pubversion, link));
     for (struct list *l; (l = list_pop(&p->indexes));) {
@@ -121,6 +125,8 @@ void published_reload(struct published *p)
             v->withdrawn = false;
         }
     }
+    if (p->w->number == 0)
+        unpacked_keep_dirs(p->w);
 }
 
 bool pubfile_path(const struct pubversion *v, const char *name, char *out, size_t size)
@@ -156,6 +162,7 @@ struct pubversion *pubversion_keep(struct published *p, struct pubversion **buil
     v->refs++; /* not this one */
     evict(p);
     v->refs--;
+    unpacked_keep_version(p->w, v);
     return v;
 }
 
@@ -279,7 +286,7 @@ static void open_answer(struct query *q, const struct pubversion *v)
     struct buf b = {0};
     for (uint32_t i = 0; i < v->count; i++) {
         struct msg_published_shard shard = {.name = slice_str(v->shards[i].name),
-                                            .bytes = v->shards[i].stat.bytes};
+                                            .bytes = v->shards[i].bytes};
         msg_published_shard_encode(&shard, &q->items);
     }
     struct msg_published_open_reply reply = {.version = v->id,

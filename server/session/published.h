@@ -11,6 +11,9 @@
  * Each loop keeps versions and sample indexes of its own; indexes lie in files beside the store too. A
  * version opened on another loop is found again by looking at the folders: as long as they are unchanged they
  * give the same id.
+ *
+ * MDS shards may be there in their packed form only: then they are read from files that they are unpacked
+ * into (unpacked.h), and the packed file is the one that is looked at.
  */
 #ifndef LARDER_PUBLISHED_H
 #define LARDER_PUBLISHED_H
@@ -22,9 +25,11 @@
 #define PUBLISHED_SHARDS_MAX     65536u /* files in one directory */
 
 struct pubshard {
-    char *name; /* below the folder */
-    struct loop_stat stat;
-    char *idx; /* SHARD_TOKENS: name of its .idx, else NULL */
+    char *name;            /* below the folder */
+    const char *packed;    /* SHARD_MDS: the packed form, if that is what is there; else NULL */
+    uint64_t bytes;        /* of the shard; a packed one's as index.json says */
+    struct loop_stat stat; /* of the file that is there */
+    char *idx;             /* SHARD_TOKENS: name of its .idx, else NULL */
     struct loop_stat idx_stat;
     const struct mds_shard *mds; /* SHARD_MDS: what index.json says of it */
 };
@@ -101,6 +106,7 @@ struct published {
     uint64_t index_bytes;
     struct list jobs; /* sample indexes being built */
     struct shard_files *files;
+    struct unpacker *unpacker;
 };
 /* published_reads.c */
 /* Goes on with the version of that id once it is found, or ends the stream. */

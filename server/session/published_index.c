@@ -3,8 +3,6 @@
  * Sample indexes of published shards: kept in memory, and in a file each (published_cache.h); where neither
  * has one that is of this very shard, it is built by reading the shard once, or the .idx of a token file.
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +10,7 @@
 #include "server/obs/metrics.h"
 #include "server/session/published.h"
 #include "server/session/published_cache.h"
+#include "server/session/shard_files.h"
 
 #define INDEX_READ_BYTES (256u << 10)
 
@@ -23,14 +22,14 @@ struct index_job {
     struct list waiting; /* streams, by their link; not begun */
     struct samples_builder *builder;
     struct cache_op cache;
+    struct shard_file_wait wait;
+    struct shard_file_look look;
+    struct shard_file *file;
     struct io_op io;
-    struct loop_stat stat;
-    int fd;
     uint64_t offset, bytes; /* of the file that is read */
     struct err err;
     struct buf encoded;
     uint8_t *memory;
-    char path[PUBLISHED_PATH_BYTES_MAX + 2 + NAME_BYTES_MAX];
 };
 
 static struct sample_index *index_known(struct published *p, const struct id *version, uint32_t shard)
@@ -144,54 +143,54 @@ static void job_stored(struct cache_op *op)
     job_end(container_of(op, struct index_job, cache));
 }
 
-/* Built, or failed; the file is closed. */
-static void job_closed(struct io_op *op)
+/* Built, or failed. */
+static void job_built(struct index_job *j)
 {
-    struct index_job *j = container_of(op, struct index_job, io);
+    shard_file_put(j->file);
     j->cache.done = job_stored;
     if (j->err.class != ERR_NONE ||
         !cache_store(&j->cache, j->p->w, j->version, j->shard, SLICE(j->encoded.p, j->encoded.n)))
         job_end(j);
 }
 
-static void job_close(struct index_job *j)
+static void job_checked(struct shard_file_look *l, const struct err *e)
 {
-    j->io.done = job_closed;
-    loop_close(j->p->w->loop, &j->io, j->fd);
-}
-
-static void job_checked(struct io_op *op)
-{
-    struct index_job *j = container_of(op, struct index_job, io);
-    const struct pubshard *shard = &j->version->shards[j->shard];
-    const struct loop_stat *was = shard->idx ? &shard->idx_stat : &shard->stat;
+    struct index_job *j = container_of(l, struct index_job, look);
     struct samples *samples = NULL;
-    if (op->result < 0)
-        err_sys(&j->err, (int)-op->result, "shard %s is no longer what it was", j->path);
-    else if (pubfile_same(j->version, shard->idx ? shard->idx : shard->name, was, &j->stat, &j->err) == 0 &&
-             samples_builder_finish(j->builder, &samples, &j->err) == 0) {
+    j->err = *e;
+    if (e->class == ERR_NONE && samples_builder_finish(j->builder, &samples, &j->err) == 0) {
         int r = samples_encode(samples, &j->encoded, &j->err);
         check(r == 0 || j->err.class != ERR_NONE);
         samples_free(samples);
     }
-    job_close(j);
+    job_built(j);
 }
 
 static void job_read(struct index_job *j);
 
+/* The name of the file that is read. */
+static const char *job_name(const struct index_job *j)
+{
+    const struct pubshard *shard = &j->version->shards[j->shard];
+    return shard->idx ? shard->idx : shard->name;
+}
+
 static void job_got(struct io_op *op)
 {
     struct index_job *j = container_of(op, struct index_job, io);
+    const char *dir = j->version->dir->name;
     if (op->result < 0)
-        err_sys(&j->err, (int)-op->result, "reading shard %s at byte %" PRIu64, j->path, j->offset);
+        err_sys(&j->err, (int)-op->result, "reading shard %s of %s at byte %" PRIu64, job_name(j), dir,
+                j->offset);
     else if (op->result == 0)
         err_set(&j->err, ERR_MISMATCH,
-                "%s ends at byte %" PRIu64 ", it had %" PRIu64 " when it was opened; open the dataset again",
-                j->path, j->offset, j->bytes);
+                "shard %s of %s ends at byte %" PRIu64 ", it had %" PRIu64
+                " when it was opened; open the dataset again",
+                job_name(j), dir, j->offset, j->bytes);
     else if (samples_builder_push(j->builder, j->memory, (size_t)op->result, &j->err) == 0)
         j->offset += (uint64_t)op->result;
     if (j->err.class != ERR_NONE) {
-        job_close(j);
+        job_built(j);
         return;
     }
     metric_add(METRIC_feed_read_bytes, op->result);
@@ -206,31 +205,31 @@ static void job_read(struct index_job *j)
 {
     uint64_t left = j->bytes - j->offset;
     if (left == 0) {
-        j->io.done = job_checked;
-        loop_stat(j->p->w->loop, &j->io, j->path, &j->stat);
+        j->look.told = job_checked;
+        shard_file_look(j->file, &j->look);
         return;
     }
     j->io.done = job_got;
-    loop_read(j->p->w->loop, &j->io, j->fd, j->memory,
+    loop_read(j->p->w->loop, &j->io, shard_file_fd(j->file), j->memory,
               left < INDEX_READ_BYTES ? (size_t)left : INDEX_READ_BYTES, j->offset);
 }
 
-static void job_opened(struct io_op *op)
+static void job_opened(struct shard_file_wait *w)
 {
-    struct index_job *j = container_of(op, struct index_job, io);
-    if (op->result < 0) {
-        err_sys(&j->err, (int)-op->result, "opening shard %s", j->path);
+    struct index_job *j = container_of(w, struct index_job, wait);
+    if (!w->file) {
+        j->err = w->err;
         job_end(j);
         return;
     }
-    j->fd = (int)op->result;
+    j->file = w->file;
     job_read(j);
 }
 
 static void job_build(struct index_job *j)
 {
-    j->io.done = job_opened;
-    loop_open(j->p->w->loop, &j->io, j->path, O_RDONLY | O_CLOEXEC, 0);
+    j->wait.got = job_opened;
+    shard_file_get(j->p->files, j->version, j->shard, j->version->shards[j->shard].idx != NULL, &j->wait);
 }
 
 static void job_loaded(struct cache_op *op)
@@ -250,7 +249,7 @@ static struct samples_source found_in(const struct pubversion *v, uint32_t shard
     const struct pubshard *s = &v->shards[shard];
     return (struct samples_source){.format = v->dir->format,
                                    .shard = s->name,
-                                   .shard_bytes = s->stat.bytes,
+                                   .shard_bytes = s->bytes,
                                    .record_bytes = v->dir->record_bytes,
                                    .mds = s->mds,
                                    .idx_bytes = s->idx_stat.bytes,
@@ -276,9 +275,6 @@ static struct index_job *job_create(struct published *p, struct pubversion *v, u
     j->bytes = samples_source_bytes(&source);
     list_init(&j->waiting);
     list_add_tail(&p->jobs, &j->link);
-    const char *name = v->shards[shard].idx ? v->shards[shard].idx : v->shards[shard].name;
-    bool fits = pubfile_path(v, name, j->path, sizeof j->path);
-    check(fits);
     j->cache.done = job_loaded;
     if (!cache_load(&j->cache, p->w, v, shard))
         job_build(j);

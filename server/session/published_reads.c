@@ -218,7 +218,7 @@ static void range_begin(struct piece *p)
 {
     struct stream *st = p->stream;
     p->file.got = range_file;
-    shard_file_get(st->r.s->w->published->files, st->version, shard_number(&p->object), &p->file);
+    shard_file_get(st->r.s->w->published->files, st->version, shard_number(&p->object), false, &p->file);
 }
 
 static void range_ends(struct piece *p, uint64_t end)
@@ -227,7 +227,7 @@ static void range_ends(struct piece *p, uint64_t end)
     err_set(&p->err, ERR_MISMATCH,
             "shard %s of %s ends at byte %" PRIu64 ", it had %" PRIu64
             " when it was opened; open the dataset again",
-            shard->name, p->stream->version->dir->name, end, shard->stat.bytes);
+            shard->name, p->stream->version->dir->name, end, shard->bytes);
 }
 
 static void version_end(struct stream *st)
@@ -241,17 +241,14 @@ static const struct stream_source range_source = {.next = stream_next_ranges,
                                                   .ends = range_ends,
                                                   .end = version_end};
 
-static int check_ranges(const struct stream *st, const struct pubversion *v, struct err *e)
+/* packed: is one of the shards? */
+static int check_ranges(const struct msg_read *m, const struct pubversion *v, bool *packed, struct err *e)
 {
-    struct msg_read m;
-    struct rcur in = rcur_of(st->r.payload.p, st->r.payload.n);
-    int r = msg_read_decode(&in, &m, e);
-    if (r < 0)
-        return r;
-    in = rcur_of(m.ranges.p, m.ranges.n);
-    for (uint32_t i = 0; i < m.count; i++) {
+    struct rcur in = rcur_of(m->ranges.p, m->ranges.n);
+    *packed = false;
+    for (uint32_t i = 0; i < m->count; i++) {
         struct msg_read_range range;
-        r = msg_read_range_decode(&in, &range, e);
+        int r = msg_read_range_decode(&in, &range, e);
         if (r < 0)
             return r;
         static const uint8_t zeros[ID_BYTES - 4];
@@ -261,24 +258,119 @@ static int check_ranges(const struct stream *st, const struct pubversion *v, str
         if (n >= v->count)
             return err_set(e, ERR_INVALID, "range %u: shard %u of %s, which has %u", i, n, v->dir->name,
                            v->count);
-        if (range.offset + range.bytes > v->shards[n].stat.bytes)
-            return err_set(
-                e, ERR_INVALID, "range %u: bytes %" PRIu64 " to %" PRIu64 " of shard %s, which has %" PRIu64,
-                i, range.offset, range.offset + range.bytes, v->shards[n].name, v->shards[n].stat.bytes);
+        if (range.offset + range.bytes > v->shards[n].bytes)
+            return err_set(e, ERR_INVALID,
+                           "range %u: bytes %" PRIu64 " to %" PRIu64 " of shard %s, which has %" PRIu64, i,
+                           range.offset, range.offset + range.bytes, v->shards[n].name, v->shards[n].bytes);
+        *packed = *packed || v->shards[n].packed;
     }
     return 0;
+}
+
+/* Packed shards are unpacked before the stream begins, since its pieces hold what the scheduler gives to all:
+ * one by one, and none is held meanwhile. */
+struct unpack_first {
+    struct shard_file_wait wait;
+    struct stream *st; /* has its version */
+    struct rcur ranges;
+    uint32_t shard; /* that was asked for last */
+    enum sched_class class;
+    bool asking, waited;
+};
+
+static bool next_packed(struct unpack_first *k)
+{
+    struct msg_read_range range;
+    const struct pubversion *v = k->st->version;
+    while (k->ranges.left > 0 && msg_read_range_decode(&k->ranges, &range, NULL) == 0) {
+        uint32_t shard = shard_number(&range.object);
+        if (shard == k->shard || !v->shards[shard].packed)
+            continue;
+        k->shard = shard;
+        return true;
+    }
+    return false;
+}
+
+static void unpack_first_end(struct unpack_first *k)
+{
+    struct stream *st = k->st;
+    struct session *s = st->r.s;
+    bool waited = k->waited;
+    if (st->ended || k->wait.err.class != ERR_NONE)
+        pubversion_unref(s->w->published, st->version);
+    if (stream_found(st)) {
+        if (k->wait.err.class == ERR_NONE)
+            stream_begin(st, &range_source, k->class, true, st->credit);
+        else
+            stream_fail(st, &k->wait.err);
+    }
+    free(k);
+    if (waited)
+        session_settle(s);
+}
+
+static void unpack_next(struct unpack_first *k)
+{
+    do {
+        if (k->st->ended || k->wait.err.class != ERR_NONE || !next_packed(k)) {
+            unpack_first_end(k);
+            return;
+        }
+        k->asking = true;
+        shard_file_get(k->st->r.s->w->published->files, k->st->version, k->shard, false, &k->wait);
+    } while (!k->asking);
+    k->asking = false;
+    k->waited = true;
+}
+
+static void unpacked_first(struct shard_file_wait *w)
+{
+    struct unpack_first *k = container_of(w, struct unpack_first, wait);
+    if (w->file)
+        shard_file_put(w->file);
+    if (k->asking) /* it was open: unpack_next goes on */
+        k->asking = false;
+    else
+        unpack_next(k);
+}
+
+static void unpack_first(struct stream *st, const struct msg_read *m, enum sched_class class, uint64_t credit)
+{
+    struct unpack_first *k = calloc(1, sizeof *k);
+    if (!k) {
+        struct err e = {0};
+        err_set(&e, ERR_NO_MEMORY, "no memory for reading packed shards");
+        pubversion_unref(st->r.s->w->published, st->version);
+        stream_fail(st, &e);
+        return;
+    }
+    *k = (struct unpack_first){.st = st,
+                               .ranges = rcur_of(m->ranges.p, m->ranges.n),
+                               .shard = UINT32_MAX,
+                               .class = class,
+                               .wait.got = unpacked_first};
+    st->credit = credit; /* more may be given meanwhile */
+    st->looking = true;
+    unpack_next(k);
 }
 
 static void read_found(struct stream *st, struct pubversion *v, enum sched_class class, uint64_t credit)
 {
     struct err e = {0};
-    if (check_ranges(st, v, &e) < 0) {
+    struct msg_read m;
+    struct rcur in = rcur_of(st->r.payload.p, st->r.payload.n);
+    bool packed;
+    if (msg_read_decode(&in, &m, &e) < 0 || check_ranges(&m, v, &packed, &e) < 0) {
         stream_fail(st, &e);
         return;
     }
     st->version = v;
     pubversion_ref(v);
-    stream_begin(st, &range_source, class, true, credit);
+    if (packed)
+        unpack_first(st, &m, class, credit);
+    else
+        stream_begin(st, &range_source, class, true, credit);
 }
 
 void published_read(struct stream *st, enum sched_class class, uint64_t credit)

@@ -83,15 +83,27 @@ static void scan_next(struct scan *s);
 static void shard_missing(struct scan *s, const char *name)
 {
     const struct pubshard *shard = &s->building->shards[s->next];
-    if (shard->mds && shard->mds->zip.name)
-        scan_fail(
-            s, ERR_UNSUPPORTED,
-            "%s is there in its packed form only (%s), which cannot be read in place: unpack it, or import "
-            "the dataset",
-            name, shard->mds->zip.name);
+    if (shard->packed)
+        scan_fail(s, ERR_IO, "%s is missing, and so is its packed form %s; " MDS_INDEX_NAME " names them",
+                  name, shard->packed);
     else
         scan_fail(s, ERR_IO, "%s is missing; %s", name,
                   shard->mds ? MDS_INDEX_NAME " names it" : "token files are pairs X.bin and X.idx");
+}
+
+/* There is no raw file: the packed one is looked for. False: told and ended. */
+static bool shard_packed(struct scan *s)
+{
+    struct pubshard *shard = &s->building->shards[s->next];
+    const struct mds_shard *mds = shard->mds;
+    if (!mds_is_zstd(mds->compression)) {
+        scan_fail(s, ERR_UNSUPPORTED,
+                  "%s is packed by %s, only zstd can be read in place: put an unpacked %s beside it",
+                  mds->zip.name, mds->compression, shard->name);
+        return false;
+    }
+    shard->packed = mds->zip.name;
+    return true;
 }
 
 static void idx_looked_at(struct io_op *op)
@@ -126,6 +138,9 @@ static void shard_looked_at(struct io_op *op)
     bool gone = op->result == -ENOENT || op->result == -ELOOP; /* since it was listed; or a link to nothing */
     if (op->result < 0 && !gone) {
         scan_fail_sys(s, op->result, "looking at");
+    } else if ((gone || !s->stat.file) && shard->mds && shard->mds->zip.name && !shard->packed) {
+        if (shard_packed(s))
+            scan_next(s);
     } else if ((gone || !s->stat.file) && (shard->mds || shard->idx)) {
         shard_missing(s, shard->name);
     } else if (gone || !s->stat.file) {
@@ -133,7 +148,8 @@ static void shard_looked_at(struct io_op *op)
         scan_next(s);
     } else {
         shard->stat = s->stat;
-        s->building->bytes += s->stat.bytes;
+        shard->bytes = shard->packed ? shard->mds->raw.bytes : s->stat.bytes;
+        s->building->bytes += shard->bytes;
         if (shard->idx) {
             snprintf(s->path, sizeof s->path, "%s/%s", s->dir->path, shard->idx);
             op->done = idx_looked_at;
@@ -151,7 +167,8 @@ static void scan_next(struct scan *s)
         scan_finish(s);
         return;
     }
-    snprintf(s->path, sizeof s->path, "%s/%s", s->dir->path, s->building->shards[s->next].name);
+    const struct pubshard *shard = &s->building->shards[s->next];
+    snprintf(s->path, sizeof s->path, "%s/%s", s->dir->path, shard->packed ? shard->packed : shard->name);
     s->op.done = shard_looked_at;
     loop_stat(s->p->w->loop, &s->op, s->path, &s->stat);
 }

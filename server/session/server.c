@@ -12,6 +12,7 @@
 #include "server/session/extents.h"
 #include "server/session/published.h"
 #include "server/session/session.h"
+#include "server/session/unpacked.h"
 
 #define ACCEPT_RETRY_MS 100u
 
@@ -27,6 +28,7 @@ static const struct server_limits limit_defaults = {
     .in_flight_bytes_max = 64ull << 20,
     .read_cache_bytes = 128ull << 20,
     .sample_index_bytes_max = 64ull << 20,
+    .unpacked_bytes_max = 16ull << 30,
     .handshake_ms = 10 * 1000,
     .deadline_ms = 30 * 1000,
     .frame_ms = 120 * 1000,
@@ -50,6 +52,7 @@ static struct server_limits limits_of(const struct server_limits *asked)
     DEFAULT(in_flight_bytes_max)
     DEFAULT(read_cache_bytes)
     DEFAULT(sample_index_bytes_max)
+    DEFAULT(unpacked_bytes_max)
     DEFAULT(handshake_ms)
     DEFAULT(deadline_ms)
     DEFAULT(frame_ms)
@@ -206,6 +209,7 @@ static void start_home(struct loop_msg *m)
     if (s->start_err.class == ERR_NONE) {
         starting->server = s;
         server_tenants_changed(s);
+        unpacked_load(&s->workers[0]);
         starting->done(starting);
         return;
     }
@@ -297,6 +301,7 @@ static void server_free(struct server *s)
         channel_config_unref(s->workers[i].tls);
     }
     extents_destroy(s->extents);
+    unpacked_destroy(s->unpacked);
     lane_table_destroy(s->lanes);
     free(s);
 }
@@ -343,7 +348,8 @@ void server_start(const struct server_options *o, struct server_starting *starti
     s->store_id = stats.store_id;
     s->started_ms = loop_now_ms(o->loops[0].loop);
     s->starting = starting;
-    if (lane_table_create(&s->lanes) < 0 || extents_create(s->limits.read_cache_bytes, &s->extents) < 0) {
+    if (lane_table_create(&s->lanes) < 0 || unpacked_create(s, &s->unpacked) < 0 ||
+        extents_create(s->limits.read_cache_bytes, &s->extents) < 0) {
         err_set(&starting->err, ERR_NO_MEMORY, "no memory for the server");
         server_free(s);
         fail_start(o, starting);
@@ -397,7 +403,7 @@ static void worker_check_stopped(struct worker *w)
     for (size_t i = 0; i < w->server->o.listen_count; i++)
         if (w->listeners[i].fd >= 0 || w->listeners[i].accepting)
             return;
-    if (!shard_files_close(w->published->files))
+    if (!shard_files_close(w->published->files) || !unpacker_idle(w->published->unpacker))
         return;
     w->stopped = true;
     loop_timer_clear(w->loop, &w->stop_timer);
@@ -414,6 +420,8 @@ void worker_has_less(struct worker *w)
 /* Stopping one session may free it, and no other. */
 static void stop_sessions(struct worker *w, bool force)
 {
+    if (force)
+        unpacked_hurry(w->server);
     list_for_each_safe (l, &w->sessions)
         session_stop(container_of(l, struct session, link), force);
 }

@@ -60,6 +60,7 @@ struct server_limits {
     uint64_t in_flight_bytes_max;       /* [64 MiB] disk operations of one loop */
     uint64_t read_cache_bytes;          /* [128 MiB] of all loops; taken at start (extents.h) */
     uint64_t sample_index_bytes_max;    /* [64 MiB] cached sample indexes of published shards, each loop */
+    uint64_t unpacked_bytes_max;        /* [16 GiB] unpacked shards of published folders, on disk */
     uint32_t handshake_ms;              /* [10 s] from accept to hello */
     uint32_t deadline_ms;               /* [30 s] of requests that name none */
     uint32_t frame_ms;                  /* [2 min] for one frame to arrive whole */
@@ -79,8 +80,8 @@ struct server_options {
     size_t listen_count;                     /* 1 .. LISTEN_MAX */
     const struct published_dir *published;
     size_t published_count;
-    const char *store_folder;     /* sample indexes of published shards are kept in a folder of it; NULL: in
-                                     memory     only */
+    const char *store_folder;     /* sample indexes of published shards are kept in a folder of it, and packed
+                                     ones unpacked in another; NULL: in memory only, and not at all */
     uint64_t space_reserve_bytes; /* which they leave free */
     const struct tenant_cap *caps;
     size_t cap_count;

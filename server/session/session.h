@@ -39,6 +39,7 @@ struct op_entry;
 struct extent;
 struct extents;
 struct published;
+struct unpacked;
 struct lane_table;
 struct lane_group;
 
@@ -108,7 +109,8 @@ struct server {
     _Atomic uint32_t session_count;
     _Atomic uint64_t payload_bytes; /* of requests, all sessions together */
     _Atomic uint64_t session_number;
-    struct extents *extents; /* what was read */
+    struct extents *extents;   /* what was read */
+    struct unpacked *unpacked; /* packed shards of published folders */
     struct lane_table *lanes;
     _Atomic uint32_t lane_messages;              /* of lanes.c, under way between loops */
     _Atomic uint32_t moves;                      /* of spread.c, likewise */

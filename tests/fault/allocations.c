@@ -10,6 +10,7 @@
  * it keeps some things for a while.
  */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -17,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <zstd.h>
 
 #include <cmocka.h>
 
@@ -24,6 +26,7 @@
 #include "tests/support/corpus.h"
 #include "tests/support/folder.h"
 #include "tests/support/larderd.h"
+#include "tests/support/mosaic.h"
 #include "tests/support/scarce.h"
 
 #define HANG_S   120 /* one try; they take some milliseconds */
@@ -238,6 +241,86 @@ static int feed_local(struct larder_error *e)
     return feed_on("published", folder, e);
 }
 
+/* ---- a packed MDS shard, published in a folder of its own ---- */
+
+#define PACKED_SAMPLES 20u
+
+static char mds[256];
+static struct buf packed;
+
+static void fill_column(void *arg, uint32_t sample, uint32_t column, struct buf *out)
+{
+    (void)arg, (void)column;
+    for (uint32_t i = 0; i < 1000 + sample; i++)
+        buf_u8(out, (uint8_t)('a' + (sample + i) % 26));
+}
+
+/* Also tells the server, and waits until it has heard. */
+static int publish_packed(struct larder_error *e)
+{
+    static const struct mosaic_column column = {"text", "str", -1};
+    struct buf raw = {0}, json = {0};
+    char conf[300];
+    uint8_t room[40000];
+    mosaic_shard(&raw, &column, 1, PACKED_SAMPLES, fill_column, NULL);
+    size_t n = ZSTD_compress(room, sizeof room, raw.p, raw.n, 3);
+    assert_false(ZSTD_isError(n));
+    buf_put(&packed, room, n);
+    struct mosaic_entry entry = {.raw = "a.mds",
+                                 .raw_bytes = raw.n,
+                                 .zip = "a.mds.zstd",
+                                 .zip_bytes = n,
+                                 .compression = "zstd:3",
+                                 .samples = PACKED_SAMPLES};
+    mosaic_index(&json, &column, 1, &entry, 1);
+    folder_replace(mds, "a.mds.zstd", packed.p, packed.n);
+    folder_replace(mds, "index.json", json.p, json.n);
+    buf_free(&raw);
+    buf_free(&json);
+    snprintf(conf, sizeof conf, "%s/larderd.conf", server.folder);
+    FILE *f = fopen(conf, "a");
+    assert_non_null(f);
+    fprintf(f, "\n[publish packed]\npath = %s\ntenant = *\nformat = mds\n", mds);
+    assert_int_equal(fclose(f), 0);
+    kill(server.pid, SIGHUP);
+    struct larder_dataset *d = NULL;
+    int rc = -1;
+    for (int ms = 0; ms < 20000 && rc < 0; ms += 20) {
+        usleep(20000);
+        rc = larder_dataset_open(client, "packed", 0, &d, e);
+    }
+    larder_dataset_close(d);
+    return rc;
+}
+
+/* In a new file of the same bytes it is another shard, which nobody has unpacked. */
+static int feed_packed(struct larder_error *e)
+{
+    struct larder_feed_options o = LARDER_INIT(larder_feed_options);
+    struct larder_feed *f;
+    struct larder_batch *b;
+    folder_replace(mds, "a.mds.zstd", packed.p, packed.n);
+    o.dataset = "packed";
+    o.global_batch = 5;
+    o.depth_bytes = 1u << 20;
+    int rc = larder_feed_open(client, &o, &f, e);
+    if (rc < 0)
+        return rc;
+    for (int i = 0; i < 4 && (rc = larder_feed_next(f, -1, &b, e)) == 1; i++) {
+        for (size_t k = 0; k < larder_batch_samples(b); k++) {
+            struct larder_sample s;
+            assert_int_equal(larder_batch_sample(b, k, &s), 0);
+            const uint8_t *text = s.field[0].data;
+            assert_int_equal(s.field[0].bytes, 1000 + s.number);
+            for (size_t j = 0; j < s.field[0].bytes; j++)
+                assert_int_equal(text[j], 'a' + (s.number + j) % 26);
+        }
+        larder_batch_release(b);
+    }
+    larder_feed_close(f);
+    return rc < 0 ? rc : 0;
+}
+
 static int each_run(void *arg, const struct larder_run_info *r)
 {
     (void)arg, (void)r;
@@ -413,7 +496,7 @@ static void run_short(work *w)
     total += tries;
     assert_true(tries * every > 10);
     assert_int_equal(mistakes, 0);
-    if (of_server && w != save && w != import) /* of what these make it knows more each time */
+    if (of_server && w != save && w != import && w != feed_packed) /* of what these make it knows more */
         nothing_held("all those", KEPT_MAX);
 }
 
@@ -431,6 +514,7 @@ TEST(read_dataset)
 TEST(feed_sealed)
 TEST(feed_published)
 TEST(feed_local)
+TEST(feed_packed)
 TEST(list)
 TEST(verify)
 TEST(operate)
@@ -441,7 +525,7 @@ static int start(const char *program)
     struct larder_error e = {0};
     larderd_start_as(&server, program, folder);
     if (open_client(&e) < 0 || save_run("old", &e) < 0 || save(&e) < 0 || import(&e) < 0 ||
-        close_client(&e) < 0) {
+        (of_server && publish_packed(&e) < 0) || close_client(&e) < 0) {
         print_error("%s\n", e.text);
         return -1;
     }
@@ -493,14 +577,18 @@ int main(void)
         cmocka_unit_test(test_read_dataset),   cmocka_unit_test(test_feed_sealed),
         cmocka_unit_test(test_feed_published), cmocka_unit_test(test_list),
         cmocka_unit_test(test_verify),         cmocka_unit_test(test_operate),
+        cmocka_unit_test(test_feed_packed), /* the last: what is known of its versions stays */
     };
     folder_make(folder, sizeof folder);
+    folder_make(mds, sizeof mds);
     corpus_make(&corpus, 5, 3, 8, 3000);
     files = corpus_write(&corpus, folder);
     int failed = cmocka_run_group_tests(of_client, start_client, stop);
     failed += cmocka_run_group_tests(of_larderd, start_server, stop);
     corpus_paths_free(files);
     corpus_free(&corpus);
+    buf_free(&packed);
     folder_remove(folder);
+    folder_remove(mds);
     return failed;
 }

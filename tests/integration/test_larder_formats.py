@@ -6,11 +6,13 @@ import itertools
 import json
 import random
 import shutil
+import signal
 import struct
 import subprocess
+import time
 
 import pytest
-from conftest import CORRUPT, MISSING, OK, OTHER, ROOT, USAGE
+from conftest import BOUND_S, CORRUPT, MISSING, OK, OTHER, ROOT, USAGE
 
 COLUMNS = [("id", "int64", 8), ("text", "str", None), ("weight", "float16", 2), ("wide", "ndarray:uint8:3", 3)]
 
@@ -29,10 +31,10 @@ def zstd(raw):
     return subprocess.run(["zstd", "-q", "-c"], input=raw, stdout=subprocess.PIPE, check=True).stdout
 
 
-def write_mds(folder, packed=False, shards=3):
+def write_mds(folder, packed=False, shards=3, text_bytes=300):
     r, entries, raws = random.Random(11), [], []
     for i in range(shards):
-        rows = [[struct.pack("<q", 1000 * i + k), r.randbytes(r.randrange(300)), b"\0\x3c", b"abc"] for k in range(20 + i)]
+        rows = [[struct.pack("<q", 1000 * i + k), r.randbytes(r.randrange(text_bytes)), b"\0\x3c", b"abc"] for k in range(20 + i)]
         raw = mds_shard(rows)
         name = f"shard.{i:05}.mds"
         entry = {"column_names": [c[0] for c in COLUMNS], "column_encodings": [c[1] for c in COLUMNS],
@@ -78,6 +80,13 @@ def publish(server, **sections):
     server.start()
 
 
+def await_files(folder, count):
+    until = time.monotonic() + BOUND_S
+    while len(list(folder.iterdir())) != count:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
 def assert_bytes(server, name, shard, raw):
     assert server.larder("dataset", "cat", name, shard, binary=True).stdout == raw
 
@@ -110,13 +119,59 @@ def test_packed_mds(own_server, tmp_path):
     assert shards_of(own_server, "packed") == [(f"shard.{i:05}.mds", 20 + i, len(raw)) for i, raw in enumerate(raws)]
     for i, raw in enumerate(raws):
         assert_bytes(own_server, "packed", f"shard.{i:05}.mds", raw)
-    # In place only what is unpacked can be read; the sentence says what to do.
+    # In place the same, unpacked once by the server; also with some of them raw.
     publish(own_server, inplace=(tmp_path, "format = mds"))
-    done = own_server.larder("dataset", "ls", "inplace", status=OTHER)
-    assert "packed form only" in done.stderr and "import the dataset" in done.stderr
-    for path in tmp_path.glob("*.zstd"):
-        subprocess.run(["zstd", "-q", "-d", path, "-o", path.with_suffix("")], check=True)
-    assert len(shards_of(own_server, "inplace")) == 3
+    kept = own_server.folder / "store" / "unpacked-shards"
+    for unpacked in (3, 2):
+        assert shards_of(own_server, "inplace") == shards_of(own_server, "packed")
+        assert order(own_server, "inplace") == order(own_server, "packed")
+        for i, raw in enumerate(raws):
+            assert_bytes(own_server, "inplace", f"shard.{i:05}.mds", raw)
+        files = list(kept.iterdir())
+        assert sorted(f.stat().st_size for f in files) == sorted(map(len, raws[3 - unpacked:]))
+        # The next server finds them.
+        own_server.stop()
+        own_server.start()
+        assert_bytes(own_server, "inplace", "shard.00002.mds", raws[2])
+        assert {(f, f.stat().st_ino) for f in files} == {(f, f.stat().st_ino) for f in kept.iterdir()}
+        (tmp_path / "shard.00000.mds").write_bytes(raws[0])
+        own_server.larder("dataset", "ls", "inplace")
+        await_files(kept, 2)  # what is raw now needs none
+    # A folder that is published no more needs none at all.
+    conf = own_server.folder / "larderd.conf"
+    conf.write_text(conf.read_text().split("\n[publish inplace]")[0])
+    own_server.process.send_signal(signal.SIGHUP)
+    await_files(kept, 0)
+
+
+@pytest.mark.skipif(not shutil.which("zstd"), reason="needs zstd, to pack shards with")
+def test_damaged_packed_mds(own_server, tmp_path):
+    raws = write_mds(tmp_path, packed=True)
+    path = tmp_path / "shard.00001.mds.zstd"
+    small = path.read_bytes()
+    path.write_bytes(small[:-9] + bytes([small[-9] ^ 1]) + small[-8:])
+    publish(own_server, inplace=(tmp_path, "format = mds"))
+    done = own_server.larder("dataset", "cat", "inplace", "shard.00001.mds", status=CORRUPT)
+    assert "shard.00001.mds.zstd" in done.stderr and "put the right file there" in done.stderr
+    assert_bytes(own_server, "inplace", "shard.00000.mds", raws[0])
+    assert_bytes(own_server, "inplace", "shard.00002.mds", raws[2])
+    path.write_bytes(small)
+    assert_bytes(own_server, "inplace", "shard.00001.mds", raws[1])
+
+
+@pytest.mark.skipif(not shutil.which("zstd"), reason="needs zstd, to pack shards with")
+def test_room_for_unpacked_mds(own_server, tmp_path):
+    """Who goes through more than may be kept gets all bytes, and the room is kept."""
+    conf = own_server.folder / "larderd.conf"
+    conf.write_text(conf.read_text().replace("[server]", "[server]\nunpacked_shards = 1M"))
+    raws = write_mds(tmp_path, packed=True, shards=8, text_bytes=20000)
+    publish(own_server, inplace=(tmp_path, "format = mds"))
+    assert sum(map(len, raws)) > 1 << 20
+    kept = own_server.folder / "store" / "unpacked-shards"
+    for _ in range(2):
+        for i, raw in enumerate(raws):
+            assert_bytes(own_server, "inplace", f"shard.{i:05}.mds", raw)
+            assert sum(f.stat().st_size for f in kept.iterdir()) <= 1 << 20
 
 
 def test_damaged_mds(server, tmp_path):

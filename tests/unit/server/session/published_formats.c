@@ -197,8 +197,8 @@ static void faults_of_mds_are_told(void **state)
     assert_no_index(&x, 0, ERR_CORRUPT, "shard \"z.mds\": 200 bytes, its index.json says");
     assert_int_equal(count_of(&x, 1), 11); /* the others are fine */
     assert_int_equal(unlink(path_of(x.folder, "a.mds")), 0);
-    assert_not_opened(&x, ERR_UNSUPPORTED, "a.mds is there in its packed form only (a.mds.zstd)",
-                      "import the dataset");
+    assert_not_opened(&x, ERR_IO, "a.mds is missing, and so is its packed form a.mds.zstd",
+                      "index.json names them");
     assert_int_equal(unlink(path_of(x.folder, "z.mds")), 0);
     assert_not_opened(&x, ERR_IO, "z.mds is missing", "index.json names it");
     stop(&x);
