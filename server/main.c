@@ -54,7 +54,7 @@ static const char help[] =
     "      --help              print this\n"
     "\n"
     "SIGTERM and SIGINT stop it: what is in flight may finish for stop_wait, a second signal ends the wait.\n"
-    "SIGHUP reads the certificates and opens the log anew.\n";
+    "SIGHUP reads the certificates and what is published, and opens the log, anew.\n";
 
 /* Everything of a running process. */
 struct daemon {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Goal: a credential file survives a round trip, and each way of being wrong gets a sentence that names it.
- * Method: one good file, changed in one place at a time.
+ * Method: one good file, changed in one place at a time. And what jansson holds of it, keys among that, never
+ * lies in ordinary memory: its own allocator, as it was before the first decoding, is not asked for any.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <jansson.h>
 
 #include "format/credentials.h"
 
@@ -19,6 +21,30 @@
     "{\"larder_credentials\": 1, \"server\": \"127.0.0.1:7440\", \"tenant\": \"acme\", \"role\": " \
     "\"writer\", \"ca\": \"CA\\n\", \"certificate\": \"CERT\\n\", \"key\": \"KEY\\n\""
 #define KEKS ", \"keks\": [{\"epoch\": 1, \"key\": \"" HEX "\"}, {\"epoch\": 7, \"key\": \"" HEX "\"}]"
+
+static size_t ordinary; /* pieces that jansson took from its own allocator */
+
+static void *counted(size_t n)
+{
+    ordinary++;
+    return malloc(n);
+}
+
+static void no_key_is_in_ordinary_memory(void **state)
+{
+    (void)state;
+    static const char json[] = BEGIN KEKS "}";
+    struct credentials c;
+    struct buf out = {0};
+    assert_int_equal(credentials_decode(json, sizeof json - 1, &c, NULL), 0);
+    assert_int_equal(credentials_encode(&c, &out, NULL), 0);
+    assert_true(credentials_decode(json, sizeof json - 10, &(struct credentials){0}, NULL) < 0);
+    assert_int_equal(ordinary, 0);
+    json_decref(json_pack("{s:s}", "others", "as before"));
+    assert_true(ordinary > 0);
+    buf_free(&out);
+    credentials_free(&c);
+}
 
 static void a_file_is_read(void **state)
 {
@@ -189,9 +215,14 @@ static void addresses(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_file_is_read),         cmocka_unit_test(what_is_written_is_read_again),
-        cmocka_unit_test(what_is_wrong_is_named), cmocka_unit_test(every_cut_is_refused),
-        cmocka_unit_test(keks_of_a_command),      cmocka_unit_test(addresses),
+        cmocka_unit_test(no_key_is_in_ordinary_memory),
+        cmocka_unit_test(a_file_is_read),
+        cmocka_unit_test(what_is_written_is_read_again),
+        cmocka_unit_test(what_is_wrong_is_named),
+        cmocka_unit_test(every_cut_is_refused),
+        cmocka_unit_test(keks_of_a_command),
+        cmocka_unit_test(addresses),
     };
+    json_set_alloc_funcs(counted, free);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -511,6 +511,29 @@ static void one_that_is_replaced_is_never_mixed(void **state)
     stop(x);
 }
 
+/* Its inode and size are the same: only the time of change tells. */
+static void one_that_is_written_over_is_unpacked_anew(void **state)
+{
+    struct fixture *x = *state;
+    struct published_opened o;
+    char path[600];
+    start(x);
+    open_set(&x->c, &o);
+    assert_shard(x, &x->c, &o, 1);
+    int64_t before = unpacked();
+    assert_shard(x, &x->c, &o, 1);
+    assert_int_equal(unpacked(), before);
+    snprintf(path, sizeof path, "%s/%s", x->folder, packed_names[1]);
+    FILE *f = fopen(path, "r+");
+    assert_non_null(f);
+    assert_int_equal(fwrite(x->packed[1].p, 1, x->packed[1].n, f), x->packed[1].n);
+    assert_int_equal(fclose(f), 0);
+    open_set(&x->c, &o);
+    assert_shard(x, &x->c, &o, 1);
+    assert_int_equal(unpacked(), before + 1);
+    stop(x);
+}
+
 /* ---- room ---- */
 
 static void one_larger_than_all_room_is_told(void **state)
@@ -700,6 +723,7 @@ int main(void)
         WITH_FOLDERS(faults_are_told),
         WITH_FOLDERS(what_cannot_be_a_shard_is_told_at_the_open),
         WITH_FOLDERS(one_that_is_replaced_is_never_mixed),
+        WITH_FOLDERS(one_that_is_written_over_is_unpacked_anew),
         WITH_FOLDERS(one_larger_than_all_room_is_told),
         WITH_FOLDERS(a_full_disk_is_told),
         WITH_FOLDERS(the_longest_unused_goes_first),
