@@ -72,7 +72,7 @@ help:
 	    'make bench-peers  larder beside zstd, openssl and cp, and beside PyTorch, on this disk (installs them below build/)' \
 	    'make bench-feed   what the feed is meant to reach, as ratios of runs that take turns' \
 	    'make bench-nginx  the same files by larderd and by nginx, in one run (installs nginx-light and curl)' \
-	    'make sim          thousands of seeds on the simulator' \
+	    'make sim          SEEDS=n (1000) histories on the simulator, from FROM=seed on' \
 	    'make soak         every proof for its share of HOURS=h (1), and a table of what it reached; T=word' \
 	    'make stress       10,000 saves from devices (the stand-in), each overwritten at once; SAVES=n' \
 	    'make fuzz         every fuzz target; FUZZ_SECONDS=n, T=word' \

@@ -143,8 +143,11 @@ int pubfile_same(const struct pubversion *v, const char *name, const struct loop
     hex_encode(v->id.bytes, ID_BYTES, id);
     return err_set(e, ERR_MISMATCH,
                    "shard %s of %s was replaced while version %s was being read (%" PRIu64
-                   " bytes then, %" PRIu64 " now); open the dataset again",
-                   name, v->dir->name, id, was->bytes, now->bytes);
+                   " bytes then, %" PRIu64 " now%s); open the dataset again",
+                   name, v->dir->name, id, was->bytes, now->bytes,
+                   now->bytes != was->bytes         ? ""
+                   : now->mtime_ns != was->mtime_ns ? ", changed at another time"
+                                                    : ", another file");
 }
 
 struct pubversion *pubversion_keep(struct published *p, struct pubversion **built)

@@ -200,7 +200,14 @@ static int read_dataset(struct larder_error *e)
     return rc < 0 ? (int)rc : 0;
 }
 
-static int feed_on(const char *dataset, const char *local_dir, struct larder_error *e)
+static void is_of_corpus(const struct larder_sample *s)
+{
+    corpus_check(&corpus, s);
+}
+
+/* Four batches of five. */
+static int feed_on(const char *dataset, const char *local_dir, void (*right)(const struct larder_sample *s),
+                   struct larder_error *e)
 {
     struct larder_feed_options o = LARDER_INIT(larder_feed_options);
     struct larder_feed *f;
@@ -218,7 +225,7 @@ static int feed_on(const char *dataset, const char *local_dir, struct larder_err
         for (size_t k = 0; k < larder_batch_samples(b); k++) {
             struct larder_sample s;
             assert_int_equal(larder_batch_sample(b, k, &s), 0);
-            corpus_check(&corpus, &s);
+            right(&s);
         }
         larder_batch_release(b);
     }
@@ -228,17 +235,17 @@ static int feed_on(const char *dataset, const char *local_dir, struct larder_err
 
 static int feed_sealed(struct larder_error *e)
 {
-    return feed_on("sealed", NULL, e);
+    return feed_on("sealed", NULL, is_of_corpus, e);
 }
 
 static int feed_published(struct larder_error *e)
 {
-    return feed_on("published", NULL, e);
+    return feed_on("published", NULL, is_of_corpus, e);
 }
 
 static int feed_local(struct larder_error *e)
 {
-    return feed_on("published", folder, e);
+    return feed_on("published", folder, is_of_corpus, e);
 }
 
 /* ---- a packed MDS shard, published in a folder of its own ---- */
@@ -293,32 +300,19 @@ static int publish_packed(struct larder_error *e)
     return rc;
 }
 
+static void is_of_packed(const struct larder_sample *s)
+{
+    const uint8_t *text = s->field[0].data;
+    assert_int_equal(s->field[0].bytes, 1000 + s->number);
+    for (size_t j = 0; j < s->field[0].bytes; j++)
+        assert_int_equal(text[j], 'a' + (s->number + j) % 26);
+}
+
 /* In a new file of the same bytes it is another shard, which nobody has unpacked. */
 static int feed_packed(struct larder_error *e)
 {
-    struct larder_feed_options o = LARDER_INIT(larder_feed_options);
-    struct larder_feed *f;
-    struct larder_batch *b;
     folder_replace(mds, "a.mds.zstd", packed.p, packed.n);
-    o.dataset = "packed";
-    o.global_batch = 5;
-    o.depth_bytes = 1u << 20;
-    int rc = larder_feed_open(client, &o, &f, e);
-    if (rc < 0)
-        return rc;
-    for (int i = 0; i < 4 && (rc = larder_feed_next(f, -1, &b, e)) == 1; i++) {
-        for (size_t k = 0; k < larder_batch_samples(b); k++) {
-            struct larder_sample s;
-            assert_int_equal(larder_batch_sample(b, k, &s), 0);
-            const uint8_t *text = s.field[0].data;
-            assert_int_equal(s.field[0].bytes, 1000 + s.number);
-            for (size_t j = 0; j < s.field[0].bytes; j++)
-                assert_int_equal(text[j], 'a' + (s.number + j) % 26);
-        }
-        larder_batch_release(b);
-    }
-    larder_feed_close(f);
-    return rc < 0 ? rc : 0;
+    return feed_on("packed", NULL, is_of_packed, e);
 }
 
 static int each_run(void *arg, const struct larder_run_info *r)

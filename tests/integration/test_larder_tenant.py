@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""larder tenant and larder key: new tenants and users, isolation, expired certificates, rotation of keys."""
+"""larder tenant and larder key: new tenants and users, isolation, expired certificates, rotation of keys; a wrong or missing KEK is
+told as that, and not as damage."""
 import json
 import os
 import random
