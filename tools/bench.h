@@ -54,6 +54,7 @@ struct stage_work {
     const char *folder;  /* for the disk */
     double seconds;      /* for each stage in memory or on the network, about */
     uint64_t disk_bytes; /* to write and read */
+    double disk_seconds; /* reads go on for so long in all: disks hold less over seconds than at first */
 };
 void stage_measure(enum stage s, const struct stage_work *w, struct stage_figures *out);
 

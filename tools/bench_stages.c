@@ -475,7 +475,8 @@ struct disk_run {
     uint64_t bytes;
     uint8_t *pieces; /* one for each thread */
     atomic_uint workers;
-    atomic_ullong next;
+    atomic_ullong next, done;
+    double until_s; /* round the file once, and on until then */
     bool write;
     atomic_int status;
 };
@@ -485,24 +486,25 @@ static void *disk_worker(void *arg)
     struct disk_run *d = arg;
     uint8_t *piece = d->pieces + (size_t)atomic_fetch_add(&d->workers, 1) * DISK_PIECE;
     while (atomic_load(&d->status) == 0) {
-        uint64_t at = atomic_fetch_add(&d->next, DISK_PIECE);
-        if (at >= d->bytes)
+        uint64_t next = atomic_fetch_add(&d->next, DISK_PIECE), at = next % d->bytes;
+        if (next >= d->bytes && clock_now_s() >= d->until_s)
             break;
         ssize_t r = d->write ? pwrite(d->fd, piece, DISK_PIECE, (off_t)at)
                              : pread(d->fd, piece, DISK_PIECE, (off_t)at);
         if (r != DISK_PIECE)
             atomic_store(&d->status, r < 0 ? -errno : -EIO);
+        atomic_fetch_add(&d->done, DISK_PIECE);
     }
     return NULL;
 }
 
-/* One pass over the file; its figures count if they are the best. */
-static int disk_pass(int fd, uint64_t bytes, uint8_t *pieces, bool write, struct stage_figures *out)
+/* Over the file once, or for so long; its figures count if they are the best. */
+static int disk_pass(int fd, uint64_t bytes, uint8_t *pieces, bool write, double seconds, struct stage_figures *out)
 {
-    struct disk_run d = {.fd = fd, .bytes = bytes, .pieces = pieces, .write = write};
     pthread_t threads[DISK_THREADS];
     int started = 0;
     double begun = clock_now_s(), cpu = cpu_now_s();
+    struct disk_run d = {.fd = fd, .bytes = bytes, .pieces = pieces, .write = write, .until_s = begun + seconds};
     while (started < DISK_THREADS && pthread_create(&threads[started], NULL, disk_worker, &d) == 0)
         started++;
     for (int i = 0; i < started; i++)
@@ -510,10 +512,10 @@ static int disk_pass(int fd, uint64_t bytes, uint8_t *pieces, bool write, struct
     int status = started ? atomic_load(&d.status) : -EAGAIN;
     if (write && status == 0 && fdatasync(fd) < 0)
         status = -errno;
-    double gbps = (double)bytes / (clock_now_s() - begun) / 1e9;
+    double done_gb = (double)atomic_load(&d.done) / 1e9, gbps = done_gb / (clock_now_s() - begun);
     if (status == 0 && gbps > out->gbps) {
         out->gbps = gbps;
-        out->cpu_s_per_gb = (cpu_now_s() - cpu) / ((double)bytes / 1e9);
+        out->cpu_s_per_gb = (cpu_now_s() - cpu) / done_gb;
     }
     return status;
 }
@@ -550,11 +552,11 @@ static void measure_disk(enum stage s, const struct stage_work *w, struct stage_
         bench_fill("random", 1, pieces, DISK_THREADS * DISK_PIECE);
     for (int i = 0; i < DISK_PASSES && status == 0; i++) {
         int fd = disk_file(w->folder, bytes, s == STAGE_CACHED_READ, &out->direct);
-        status = fd < 0 ? fd : disk_pass(fd, bytes, pieces, true, s == STAGE_DISK_WRITE ? out : &writing);
+        status = fd < 0 ? fd : disk_pass(fd, bytes, pieces, true, 0, s == STAGE_DISK_WRITE ? out : &writing);
         if (status == 0 && s == STAGE_DISK_READ)
             posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
         if (status == 0 && s != STAGE_DISK_WRITE)
-            status = disk_pass(fd, bytes, pieces, false, out);
+            status = disk_pass(fd, bytes, pieces, false, w->disk_seconds / DISK_PASSES, out);
         if (fd >= 0)
             close(fd);
     }

@@ -54,7 +54,8 @@ static void bound_measure(struct feed_bench *b, bool lane)
     struct stage_work w = {.data = "random",
                            .folder = b->folder,
                            .seconds = (double)b->stage_ms / 1000,
-                           .disk_bytes = 256u << 20};
+                           .disk_bytes = 256u << 20,
+                           .disk_seconds = (double)b->seconds}; /* as the run goes on */
     double disk = 0, cpu;
     if (b->published)
         cpu = cpu_of(STAGE_CACHED_READ, &w, NULL);
