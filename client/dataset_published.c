@@ -146,7 +146,7 @@ int dataset_published_samples(struct larder_dataset *d, uint32_t shard, struct d
     int rc = buf_end(&message, "published_samples", &why);
     while (rc == 0) {
         rc = fetch_index(&s, SLICE(message.p, message.n), &why);
-        if (rc == 0 || clock_ms() - begin >= bound_ms)
+        if (rc == 0 || d->closing || clock_ms() - begin >= bound_ms)
             break;
         if (why.class == ERR_NOT_FOUND) /* the server forgot the version that was opened: a restart */
             rc = dataset_published_renew(d, d->conn, &why);

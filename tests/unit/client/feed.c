@@ -205,6 +205,29 @@ static void a_server_that_stays_away_is_an_error_in_bounded_time(void **state)
     world_end(&w);
 }
 
+/* Whoever waits for a server that is away, for its bytes or for a sample index, is told to stop. */
+static void closes_at_once_while_the_server_is_away(void **state)
+{
+    (void)state;
+    struct feed_world w;
+    world_make(&w, 60, 20, 5000, 30000);
+    struct larder_feed_options o = world_options();
+    o.window_shards = 1;
+    struct larder_feed *f = world_feed(&w, &o);
+    struct larder_batch *b;
+    struct larder_error e = {0};
+    shelf_down(w.shelf);
+    int rc;
+    while ((rc = larder_feed_next(f, 300, &b, &e)) == 1)
+        larder_batch_release(b);
+    assert_int_equal(rc, -ETIMEDOUT); /* nothing is ready, and nothing has failed */
+    uint64_t begin = clock_ms();
+    larder_feed_close(f);
+    assert_true(clock_ms() - begin < 10000);
+    shelf_up(w.shelf);
+    world_end(&w);
+}
+
 /* Damages the first sample that can be damaged alone; returns its shard. */
 static unsigned damage_one(struct feed_world *w)
 {
@@ -542,6 +565,7 @@ int main(void)
         cmocka_unit_test(goes_on_when_connections_are_cut),
         cmocka_unit_test(goes_on_when_the_server_restarts),
         cmocka_unit_test(a_server_that_stays_away_is_an_error_in_bounded_time),
+        cmocka_unit_test(closes_at_once_while_the_server_is_away),
         cmocka_unit_test(leaves_out_damage_if_asked),
         cmocka_unit_test(names_damage_and_stops),
         cmocka_unit_test(small_samples_take_bounded_memory),
