@@ -71,9 +71,9 @@ static void describe(struct pool *p)
                  registered);
 }
 
-/* Huge pages first, so that touching takes few faults; then every page is made present, and every byte written to:
- * where a hypervisor gives memory late, the first pass over pages that are merely present takes a third longer than
- * later ones, and the first save would stall its trainer for it. */
+/* Huge pages first, so that touching takes few faults; then every page is made present, and every byte
+ * written to: where a hypervisor gives memory late, the first pass over pages that are merely present takes a
+ * third longer than later ones, and the first save would stall its trainer for it. */
 static void take_memory(struct pool *p)
 {
     (void)madvise(p->memory, p->bytes, MADV_HUGEPAGE);
