@@ -136,13 +136,13 @@ static int connect_once(struct larder *c, enum conn_lane lane, struct conn **out
 }
 
 /* The server was there when the client was opened; it may be starting again just now. */
-int client_connect(struct larder *c, struct conn **out, struct err *e)
+int client_connect(struct larder *c, enum conn_lane lane, struct conn **out, struct err *e)
 {
     uint64_t give_up_ms = clock_ms() + c->options.reconnect_ms;
     for (;;) {
         struct err why;
         err_clear(&why);
-        int rc = connect_once(c, CONN_LANE_OPEN, out, &why);
+        int rc = connect_once(c, lane, out, &why);
         if (rc >= 0)
             return rc;
         if (why.class != ERR_NETWORK || clock_ms() >= give_up_ms) {

@@ -327,8 +327,11 @@ static bool lane_agreed(struct conn *c)
     return c->config && c->lane_wish != CONN_LANE_NONE && (h.features & 1ull << FEATURE_BULK_LANE);
 }
 
-static void open_lane(struct conn *c)
+void conn_lane_open(struct conn *c)
 {
+    if (!lane_agreed(c))
+        return;
+    c->lane_tried = true;
     struct conn_options o = {.host = c->host,
                              .port = c->port,
                              .connect_timeout_ms = c->connect_timeout_ms,
@@ -356,8 +359,8 @@ int conn_open(const struct conn_options *o, struct conn **out, struct err *e)
     int rc = conn_start(c, e);
     if (rc < 0)
         return rc;
-    if (c->lane_wish == CONN_LANE_OPEN && lane_agreed(c))
-        open_lane(c);
+    if (c->lane_wish == CONN_LANE_OPEN)
+        conn_lane_open(c);
     *out = c;
     return 0;
 }
@@ -408,7 +411,7 @@ const char *conn_path(struct conn *c)
         return "clear TCP";
     if (!lane_agreed(c))
         return "TLS 1.3 over TCP";
-    if (c->lane_wish == CONN_LANE_OPEN && !conn_has_lane(c))
+    if (c->lane_tried && !conn_has_lane(c))
         return "TLS 1.3 over TCP, since the bulk lane failed";
     return "sealed chunks on plain TCP, authenticated; the rest TLS 1.3";
 }

@@ -41,8 +41,9 @@ struct conn {
     struct channel_config *config;
     unsigned connect_timeout_ms, request_timeout_ms, reconnect_ms;
     enum conn_lane lane_wish;
-    struct conn *lane;    /* beside this one; NULL: none. Fixed before conn_open returns */
+    struct conn *lane;    /* beside this one; NULL: none. Fixed before others use the connection */
     struct conn *base;    /* of a lane: whom it belongs to, and who closes it before itself */
+    bool lane_tried;      /* to open; likewise */
     atomic_bool lane_off; /* the lane was given up */
     pthread_t thread;
     int wake; /* eventfd */

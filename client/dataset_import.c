@@ -170,7 +170,7 @@ static void *write_worker(void *arg)
     struct part_scratch *scratch = part_scratch_create();
     if (!scratch)
         err_set(&e, ERR_NO_MEMORY, "no memory for sealing chunks");
-    if (!scratch || client_connect(im->client, &conn, &e) < 0)
+    if (!scratch || client_connect(im->client, CONN_LANE_OPEN, &conn, &e) < 0)
         import_fail(im, &e);
     for (uint32_t i; (i = take_next(im)) != UINT32_MAX;) {
         if (import_write(im, conn, scratch, i, &e) < 0)

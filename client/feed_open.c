@@ -175,7 +175,7 @@ static int open_datasets(struct larder_feed *f, const struct larder_feed_options
 {
     int rc = 0;
     for (; rc == 0 && f->conn_count < o->connections; f->conn_count += rc == 0)
-        rc = client_connect(f->client, &f->conns[f->conn_count], e);
+        rc = client_connect(f->client, CONN_LANE_OFFER, &f->conns[f->conn_count], e);
     uint32_t count = o->mix_count ? o->mix_count : 1;
     for (uint32_t i = 0; rc == 0 && i < count; i++) {
         struct larder_mix m;
@@ -183,6 +183,11 @@ static int open_datasets(struct larder_feed *f, const struct larder_feed_options
         if (rc == 0)
             rc = open_source(f, o, &m, e);
     }
+    bool sealed = false; /* published directories do without bulk lanes */
+    for (uint32_t i = 0; i < f->source_count; i++)
+        sealed |= !f->sources[i].dataset->published;
+    for (unsigned i = 0; rc == 0 && sealed && i < f->conn_count; i++)
+        conn_lane_open(f->conns[i]);
     return rc;
 }
 

@@ -127,7 +127,7 @@ struct dialling {
 static void *dial(void *arg)
 {
     struct dial *d = arg;
-    if (client_connect(d->client, &d->conn, &d->err) < 0)
+    if (client_connect(d->client, CONN_LANE_OPEN, &d->conn, &d->err) < 0)
         d->conn = NULL;
     return NULL;
 }
@@ -162,7 +162,7 @@ static int dialling_end(struct dialling *d, struct err *e)
         *e = first;
         return -first.errnum;
     }
-    int rc = client_connect(r->client, &r->conns[0], e);
+    int rc = client_connect(r->client, CONN_LANE_OPEN, &r->conns[0], e);
     r->conn_count += rc == 0;
     return rc;
 }

@@ -197,7 +197,7 @@ int saver_conn(struct saver *v, struct conn **out, struct err *e)
     pthread_mutex_unlock(&v->lock);
     struct conn *conn = NULL;
     if (make)
-        rc = client_connect(v->client, &conn, e);
+        rc = client_connect(v->client, CONN_LANE_OPEN, &conn, e);
     pthread_mutex_lock(&v->lock);
     if (make) {
         v->connecting = false;

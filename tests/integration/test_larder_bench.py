@@ -108,6 +108,30 @@ def test_feed_by_a_server_that_runs(tmp_path, server):
     assert run_larder(*words, "--published", credentials=server.credentials()).returncode == USAGE
 
 
+def test_only_sealed_feeds_open_lanes(own_server, tmp_path):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for i in range(8):
+        (folder / f"{i}.dat").write_bytes(bytes([i]) * 100_000)
+    with open(own_server.folder / "larderd.conf", "a") as conf:
+        conf.write(f"\n[publish inplace]\npath = {folder}\ntenant = dev\nformat = whole\n")
+    own_server.stop()
+    own_server.start()
+    own_server.larder("dataset", "import", "sealed", *sorted(folder.iterdir()))
+
+    def lanes_of(*words):
+        before = own_server.json("status")["status"]["lanes_total"]
+        done = run_larder("bench", *FEED, "--workload", "plain", "--batch", 2, "--connections", 3, "--dir", tmp_path, *words, "--json",
+                          credentials=own_server.credentials())
+        assert done.returncode == OK, done.stderr
+        return own_server.json("status")["status"]["lanes_total"] - before, json.loads(done.stdout)["path"]
+
+    lanes, path = lanes_of("--dataset", "inplace", "--published")
+    assert lanes == 0 and path == "TLS 1.3 over TCP"
+    lanes, path = lanes_of("--dataset", "sealed")
+    assert lanes == 3 and "plain TCP" in path
+
+
 @pytest.mark.parametrize("words", [["--workload", "none"], ["--accelerators", 0], ["--scale", 2], ["--scale", "x"],
                                    ["--workload", "plain", "--accelerators", "max"], ["--batch", 3],
                                    ["--sealed", "--published"]])

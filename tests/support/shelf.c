@@ -764,7 +764,7 @@ struct larder *shelf_client(struct shelf *s, unsigned reconnect_ms)
     snprintf(c->host, sizeof c->host, "127.0.0.1");
     snprintf(c->port, sizeof c->port, "%d", s->port);
     secrets_random(&c->incarnation, sizeof c->incarnation);
-    int rc = client_connect(c, &c->conn, &e);
+    int rc = client_connect(c, CONN_LANE_OPEN, &c->conn, &e);
     check(rc == 0);
     return c;
 }

@@ -115,7 +115,7 @@ static int rotate(struct stock *k, bool drop_old, uint64_t *runs, struct larder_
     c->credentials.keks = (struct keyring){.keks = keks, .count = 2};
     snprintf(c->host, sizeof c->host, "127.0.0.1");
     snprintf(c->port, sizeof c->port, "%s", scripted_port(s));
-    assert_int_equal(client_connect(c, &c->conn, &e), 0);
+    assert_int_equal(client_connect(c, CONN_LANE_OPEN, &c->conn, &e), 0);
     int rc = larder_key_rotate(c, drop_old, runs, error);
     conn_close(c->conn);
     scripted_stop(s);
