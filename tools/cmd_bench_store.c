@@ -710,11 +710,21 @@ static bool compression_of(const char *word, enum larder_compression *out)
     return *out != LARDER_COMPRESS_FAST || strcmp(word, "fast") == 0;
 }
 
+/* 2 GiB, at which what begins and ends a save counts for little; with their copy and the snapshot they take
+ * four times as much memory. */
+static uint64_t bytes_default(void)
+{
+    uint64_t bytes = 2ull << 30, memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    while (bytes > memory / 8)
+        bytes /= 2;
+    return bytes;
+}
+
 static int store_bench(const struct command *cmd, bool restore, int argc, char **argv)
 {
     struct common common = {0};
     struct bench_job j = {.restore = restore,
-                          .bytes = 512u << 20,
+                          .bytes = bytes_default(),
                           .ranks = 1,
                           .rounds = restore ? 1 : 3,
                           .stage_ms = 300,
@@ -786,7 +796,8 @@ static int restore_run(const struct command *cmd, int argc, char **argv)
 
 #define STORE_OPTIONS                                                                                        \
     "Without LARDER_CREDENTIALS it starts its own larderd in a new folder below --dir and removes both.\n"   \
-    "  --bytes SIZE       of all ranks together (512M)    --ranks N   processes (1)\n"                       \
+    "  --bytes SIZE       of all ranks together (2G, at most an eighth of the memory)\n"                     \
+    "  --ranks N          processes (1)\n"                                                                   \
     "  --data KIND        bf16-gaussian (default), fp32-gaussian, random, zero\n"                            \
     "  --compression C    fast (default), dense, off      --threads N  of each client (its default)\n"       \
     "  --staging SIZE     pinned memory of each client (one whole snapshot)    --dir FOLDER  (/tmp)\n"       \
