@@ -511,23 +511,27 @@ static void one_that_is_replaced_is_never_mixed(void **state)
     stop(x);
 }
 
+/* The same bytes into the same file. */
+static void write_over(struct fixture *x, uint32_t i)
+{
+    FILE *f = fopen(path_of(x->folder, packed_names[i]), "r+");
+    assert_non_null(f);
+    assert_int_equal(fwrite(x->packed[i].p, 1, x->packed[i].n, f), x->packed[i].n);
+    assert_int_equal(fclose(f), 0);
+}
+
 /* Its inode and size are the same: only the time of change tells. */
 static void one_that_is_written_over_is_unpacked_anew(void **state)
 {
     struct fixture *x = *state;
     struct published_opened o;
-    char path[600];
     start(x);
     open_set(&x->c, &o);
     assert_shard(x, &x->c, &o, 1);
     int64_t before = unpacked();
     assert_shard(x, &x->c, &o, 1);
     assert_int_equal(unpacked(), before);
-    snprintf(path, sizeof path, "%s/%s", x->folder, packed_names[1]);
-    FILE *f = fopen(path, "r+");
-    assert_non_null(f);
-    assert_int_equal(fwrite(x->packed[1].p, 1, x->packed[1].n, f), x->packed[1].n);
-    assert_int_equal(fclose(f), 0);
+    write_over(x, 1);
     open_set(&x->c, &o);
     assert_shard(x, &x->c, &o, 1);
     assert_int_equal(unpacked(), before + 1);
@@ -650,25 +654,58 @@ static void pack_zeros(uint64_t bytes, struct buf *packed)
     ZSTD_freeCCtx(c);
 }
 
-/* A shard that takes a while; the server is told to stop as soon as its file is seen. */
-static void a_stop_gives_up_what_is_being_unpacked(void **state)
+/* Starts a server, asks for the first bytes of a shard that takes a while, and returns once its file is seen:
+ * the request's id. */
+static uint64_t begin_long(struct fixture *x, uint64_t raw_bytes)
 {
-    struct fixture *x = *state;
     struct published_opened o;
     struct kept k = {0};
-    x->entries[0].raw_bytes = 512u << 20;
+    x->entries[0].raw_bytes = raw_bytes;
     buf_reset(&x->packed[0]);
-    pack_zeros(x->entries[0].raw_bytes, &x->packed[0]);
+    pack_zeros(raw_bytes, &x->packed[0]);
     write_packed(x, 0, x->packed[0].p, x->packed[0].n);
     start(x);
     open_set(&x->c, &o);
-    int64_t before = unpacked();
-    (void)published_ask_read(&x->c, &o.version, NEVER, 0, 0, 100);
+    uint64_t id = published_ask_read(&x->c, &o.version, NEVER, 0, 0, 100);
     for (int ms = 0; ms < SERVED_PATIENCE_MS && k.temporary == 0; ms++) {
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
         look(x, &k);
     }
     assert_int_equal(k.temporary, 1);
+    return id;
+}
+
+/* What was read of it may be neither the old nor the new: nobody gets it, and it is not kept. */
+static void one_that_changes_while_it_is_unpacked_is_refused(void **state)
+{
+    struct fixture *x = *state;
+    struct published_opened o;
+    struct buf got = {0};
+    int64_t before = unpacked();
+    uint64_t id = begin_long(x, 512u << 20);
+    write_over(x, 0);
+    struct err e = caller_gather(&x->c, id, &got, SIZE_MAX);
+    assert_int_equal(e.class, ERR_MISMATCH);
+    assert_non_null(strstr(e.text, "a.mds"));
+    assert_int_equal(got.n, 0);
+    assert_int_equal(unpacked(), before);
+    await_files(x, 0);
+    open_set(&x->c, &o); /* as it is now, it is served */
+    e = read_shard(&x->c, &o.version, 0, 100, &got);
+    assert_int_equal(e.class, ERR_NONE);
+    assert_int_equal(unpacked(), before + 1);
+    buf_free(&got);
+    stop(x);
+}
+
+/* The server is told to stop as soon as the file is seen. */
+static void a_stop_gives_up_what_is_being_unpacked(void **state)
+{
+    struct fixture *x = *state;
+    struct published_opened o;
+    struct kept k = {0};
+    int64_t before = unpacked();
+    (void)begin_long(x, 512u << 20);
     served_stop_begin(&x->s, 0);
     caller_close(&x->c);
     served_stop_end(&x->s);
@@ -685,21 +722,9 @@ static void a_stop_gives_up_what_is_being_unpacked(void **state)
 static void a_stop_lets_what_is_in_flight_finish(void **state)
 {
     struct fixture *x = *state;
-    struct published_opened o;
     struct kept k = {0};
     struct buf got = {0};
-    x->entries[0].raw_bytes = 256u << 20;
-    buf_reset(&x->packed[0]);
-    pack_zeros(x->entries[0].raw_bytes, &x->packed[0]);
-    write_packed(x, 0, x->packed[0].p, x->packed[0].n);
-    start(x);
-    open_set(&x->c, &o);
-    uint64_t id = published_ask_read(&x->c, &o.version, NEVER, 0, 0, 100);
-    for (int ms = 0; ms < SERVED_PATIENCE_MS && k.temporary == 0; ms++) {
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-        look(x, &k);
-    }
-    assert_int_equal(k.temporary, 1);
+    uint64_t id = begin_long(x, 256u << 20);
     served_stop_begin(&x->s, SERVED_PATIENCE_MS);
     struct err e = caller_gather(&x->c, id, &got, SIZE_MAX);
     if (e.class != ERR_NONE)
@@ -728,6 +753,7 @@ int main(void)
         WITH_FOLDERS(a_full_disk_is_told),
         WITH_FOLDERS(the_longest_unused_goes_first),
         WITH_FOLDERS(room_is_kept_while_others_read),
+        WITH_FOLDERS(one_that_changes_while_it_is_unpacked_is_refused),
         WITH_FOLDERS(a_stop_gives_up_what_is_being_unpacked),
         WITH_FOLDERS(a_stop_lets_what_is_in_flight_finish),
     };
