@@ -20,8 +20,8 @@ int client_leave(int rc, const struct err *from, struct larder_error *to);
 
 const struct credentials *client_credentials(struct larder *c);
 struct conn *client_conn(struct larder *c); /* the control connection */
-/* Another connection to the same server, for data, with a bulk lane where both sides have it; the caller
- * closes it. Tried for reconnect_ms while the server cannot be reached. */
+/* Another connection to the same server, for data, with a bulk lane as wished where both sides have it; the
+ * caller closes it. Tried for reconnect_ms while the server cannot be reached. */
 must_check int client_connect(struct larder *c, enum conn_lane lane, struct conn **out, struct err *e);
 const struct larder_options *client_options(struct larder *c); /* defaults filled in */
 /* The right bound for a public timeout_ms argument. */

@@ -329,7 +329,7 @@ static bool lane_agreed(struct conn *c)
 
 void conn_lane_open(struct conn *c)
 {
-    if (!lane_agreed(c))
+    if (c->lane_tried || !lane_agreed(c))
         return;
     c->lane_tried = true;
     struct conn_options o = {.host = c->host,

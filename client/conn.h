@@ -45,8 +45,8 @@ struct conn_hello { /* what the server said of itself and of us */
 
 /* Connects, authenticates and exchanges hello before it returns. */
 must_check int conn_open(const struct conn_options *o, struct conn **out, struct err *e);
-/* Opens the lane of a connection that only offered it, if the server has it. By who opened the connection,
- * before anybody else submits to it. */
+/* Opens the lane of a connection that only offered it, once, if the server has it. By who opened the
+ * connection, while nobody else submits to it. */
 void conn_lane_open(struct conn *c);
 /* Fails what is in flight with ERR_CANCELLED and joins the thread. NULL allowed. */
 void conn_close(struct conn *c);

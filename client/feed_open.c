@@ -158,6 +158,8 @@ static int open_source(struct larder_feed *f, const struct larder_feed_options *
     f->source_count++;
     s->weight = m->weight;
     struct larder_dataset *d = s->dataset;
+    for (unsigned i = 0; !d->published && i < f->conn_count; i++)
+        conn_lane_open(f->conns[i]); /* nothing else has use for one */
     for (unsigned i = 1; rc == 0 && d->published && i < f->conn_count; i++)
         rc = dataset_published_renew(d, f->conns[i], e); /* each may be on a loop of its own */
     if (rc == 0 && m->local_dir)
@@ -183,11 +185,6 @@ static int open_datasets(struct larder_feed *f, const struct larder_feed_options
         if (rc == 0)
             rc = open_source(f, o, &m, e);
     }
-    bool sealed = false; /* published directories do without bulk lanes */
-    for (uint32_t i = 0; i < f->source_count; i++)
-        sealed |= !f->sources[i].dataset->published;
-    for (unsigned i = 0; rc == 0 && sealed && i < f->conn_count; i++)
-        conn_lane_open(f->conns[i]);
     return rc;
 }
 

@@ -103,7 +103,7 @@ static int scrub(struct verify *v, const char *run, uint64_t sequence, enum scru
     msg_scrub_encode(&m, &b);
     int rc = buf_end(&b, "scrub", e);
     if (rc == 0) /* a connection of its own: the callback may take its time */
-        rc = client_connect(v->client, CONN_LANE_OPEN, &s.conn, e);
+        rc = client_connect(v->client, CONN_LANE_OFFER, &s.conn, e);
     if (rc == 0) {
         conn_submit(s.conn, &s.call, SLICE(b.p, b.n), SLICE(NULL, 0));
         pthread_mutex_lock(&s.lock);
