@@ -71,39 +71,46 @@ static uint64_t share_bytes(const struct bench_job *j)
     return each - each % 4096;
 }
 
-static char *put_number(char *to, uint64_t n)
-{
-    char digits[20];
-    int i = 0;
-    do
-        digits[i++] = (char)('0' + n % 10);
-    while (n /= 10);
-    while (i > 0)
-        *to++ = digits[--i];
-    return to;
-}
+/* A rank's tensors, told one after the other: quickly, since that is done while a restore is timed. */
+struct telling {
+    char name[64]; /* "rank0.7" */
+    uint64_t next;
+    struct larder_tensor t;
+};
 
-/* Quickly: it is done while a restore is timed. */
-static void put_name(char *to, uint64_t rank, uint64_t i)
-{
-    memcpy(to, "rank", 4);
-    to = put_number(to + 4, rank);
-    *to++ = '.';
-    *put_number(to, i) = 0;
-}
-
-/* One-dimensional tensors; each rank has some whole ones of its own. */
-static void describe(const struct bench_job *j, uint64_t rank, const struct share *s, size_t i, char name[64],
-                     struct larder_tensor *t)
+static void tell_begin(const struct bench_job *j, uint64_t rank, struct telling *k)
 {
     enum dtype dtype;
-    uint64_t at = i * j->tensor_bytes;
-    uint64_t bytes = s->bytes - at < j->tensor_bytes ? s->bytes - at : j->tensor_bytes;
     bench_dtype(j->data, &dtype);
-    put_name(name, rank, i);
-    *t = (struct larder_tensor){
-        .name = name, .dtype = (enum larder_dtype)dtype, .dims = 1, .data = s->data + at};
-    t->shape[0] = t->lengths[0] = bytes * 8 / dtype_bits(dtype);
+    *k = (struct telling){.t = {.name = k->name, .dtype = (enum larder_dtype)dtype, .dims = 1}};
+    k->t.name_bytes = (size_t)snprintf(k->name, sizeof k->name, "rank%llu.0", (unsigned long long)rank);
+}
+
+/* The next number, digit by digit. */
+static void next_name(char *name, size_t *n)
+{
+    char *p = name + *n - 1;
+    while (*p == '9')
+        *p-- = '0';
+    if (*p != '.') {
+        ++*p;
+        return;
+    }
+    p[1] = '1'; /* of 9, 99, ... only zeros are left */
+    name[(*n)++] = '0';
+}
+
+/* The next one, of one dimension; each rank has some whole ones of its own. */
+static const struct larder_tensor *tell_next(const struct bench_job *j, const struct share *s,
+                                             struct telling *k)
+{
+    uint64_t at = k->next * j->tensor_bytes;
+    uint64_t bytes = s->bytes - at < j->tensor_bytes ? s->bytes - at : j->tensor_bytes;
+    if (k->next++ > 0)
+        next_name(k->name, &k->t.name_bytes);
+    k->t.data = s->data + at;
+    k->t.shape[0] = bytes * 8 / dtype_bits((enum dtype)k->t.dtype);
+    return &k->t;
 }
 
 struct copier {
@@ -162,13 +169,11 @@ static int begin_save(const struct bench_job *j, struct larder *c, uint64_t rank
     o.compression = j->compression;
     o.join_timeout_ms = RANK_WAIT_MS;
     memcpy(o.attempt, j->attempt, sizeof o.attempt);
+    struct telling k;
+    tell_begin(j, rank, &k);
     int status = larder_save_begin(c, &o, save, e);
-    for (size_t i = 0; status == 0 && i < s->tensors; i++) {
-        struct larder_tensor t;
-        char name[64];
-        describe(j, rank, s, i, name, &t);
-        status = larder_save_tensor(*save, &t, e);
-    }
+    for (size_t i = 0; status == 0 && i < s->tensors; i++)
+        status = larder_save_tensor(*save, tell_next(j, s, &k), e);
     return status;
 }
 
@@ -247,6 +252,8 @@ static int one_restore(const struct bench_job *j, struct larder *c, uint64_t ran
     struct larder_restore_info info = LARDER_INIT(larder_restore_info);
     struct larder_restore *from = NULL;
     struct share into = *s;
+    struct telling k;
+    tell_begin(j, rank, &k);
     o.run = j->run;
     o.at = LARDER_AT_LATEST;
     o.memory_bytes = RESTORE_BYTES;
@@ -256,12 +263,8 @@ static int one_restore(const struct bench_job *j, struct larder *c, uint64_t ran
     double cpu = cpu_now_s();
     r->begun_s = clock_now_s();
     int status = larder_restore_open(c, &o, &from, e);
-    for (size_t i = 0; status == 0 && i < s->tensors; i++) {
-        struct larder_tensor t;
-        char name[64];
-        describe(j, rank, &into, i, name, &t);
-        status = larder_restore_add(from, &t, e);
-    }
+    for (size_t i = 0; status == 0 && i < s->tensors; i++)
+        status = larder_restore_add(from, tell_next(j, &into, &k), e);
     if (status == 0)
         status = larder_restore_run(from, e);
     r->restored_s = clock_now_s();
