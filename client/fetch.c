@@ -41,8 +41,7 @@ struct fetcher {
     struct fetch *fetch;
     struct way *way;
     uint64_t coming_bytes; /* of the batch */
-    uint8_t *memory;       /* SLOT_BYTES */
-    bool lent;             /* by the saver */
+    struct loan slot;      /* SLOT_BYTES */
     pthread_cond_t decoded;
     size_t first; /* item; the batch is first, first + 1, ... */
     uint32_t count, given;
@@ -263,8 +262,8 @@ static int fetch_apart(struct fetch *f, struct fetcher *t, struct err *e)
         await_decoded(f, t);
         pthread_mutex_unlock(&f->lock);
         size_t item = t->first + t->given;
-        rc = part_fetch(job->items[item].part, t->way->conn, PART_AGAIN, &t->numbers[t->given], 1, t->memory,
-                        SLOT_BYTES, chunk_arrived, t, e);
+        rc = part_fetch(job->items[item].part, t->way->conn, PART_AGAIN, &t->numbers[t->given], 1,
+                        t->slot.memory, SLOT_BYTES, chunk_arrived, t, e);
         if (is_of_bytes(rc)) {
             e->class = ERR_CORRUPT;
             e->errnum = EBADMSG;
@@ -289,7 +288,7 @@ static void *fetch_some(void *arg)
         pthread_mutex_unlock(&f->lock);
         struct err e;
         int rc = part_fetch(f->job->items[t->first].part, t->way->conn, f->job->class, t->numbers, t->count,
-                            t->memory, SLOT_BYTES, chunk_arrived, t, &e);
+                            t->slot.memory, SLOT_BYTES, chunk_arrived, t, &e);
         if (is_of_bytes(rc))
             rc = fetch_apart(f, t, &e);
         pthread_mutex_lock(&f->lock);
@@ -410,22 +409,6 @@ static void *decode_some(void *arg)
 
 /* ---- slots ---- */
 
-static void slot_take(struct larder *c, struct fetcher *t)
-{
-    t->memory = saver_lend(c->saver);
-    t->lent = t->memory;
-    if (!t->memory)
-        t->memory = pages_alloc(SLOT_BYTES);
-}
-
-static void slot_give(struct larder *c, struct fetcher *t)
-{
-    if (t->lent)
-        saver_take_back(c->saver, t->memory);
-    else
-        free(t->memory);
-}
-
 static int fetchers_create(struct fetch *f, unsigned count, struct fetcher **out, struct err *e)
 {
     struct fetcher *t = calloc(count, sizeof *t);
@@ -434,8 +417,7 @@ static int fetchers_create(struct fetch *f, unsigned count, struct fetcher **out
         t[i].fetch = f;
         t[i].way = &f->ways[i % f->job->conn_count];
         pthread_cond_init(&t[i].decoded, NULL);
-        slot_take(f->job->client, &t[i]);
-        if (!t[i].memory)
+        if (!loan_begin(f->job->client, SLOT_BYTES, &t[i].slot))
             return err_set(e, ERR_NO_MEMORY, "no memory for fetching; lower memory_bytes");
     }
     return t ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for fetching");
@@ -446,7 +428,7 @@ static void fetchers_free(struct fetch *f, struct fetcher *t, unsigned count)
     for (unsigned i = 0; t && i < count; i++) {
         if (!t[i].fetch)
             break;
-        slot_give(f->job->client, &t[i]);
+        loan_end(f->job->client, &t[i].slot);
         pthread_cond_destroy(&t[i].decoded);
     }
     free(t);

@@ -286,7 +286,8 @@ struct larder_restore_options {
     } at;                  /* latest: newest that is not marked bad */
     uint64_t value;        /* step or sequence */
     uint64_t memory_bytes; /* bound for chunks in flight; 0: 128 MiB. At most half of the staging memory is
-                              borrowed for them, while no save has it; only the rest is taken anew */
+                              borrowed for them, and for indexes of over 1 MiB until the restore is closed,
+                              while no save has it; only the rest is taken anew */
     unsigned connections;  /* 0: 2 */
     int fallback; /* with LARDER_AT_LATEST: if the newest turns out damaged (structure), open the one before;
                      it is told in the info */

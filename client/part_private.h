@@ -4,6 +4,7 @@
 #define LARDER_CLIENT_PART_PRIVATE_H
 
 #include "client/part.h"
+#include "client/saver.h"
 
 struct part {
     struct larder *client;
@@ -15,7 +16,8 @@ struct part {
     struct seal *seal;
     struct chunk_entry *chunks;
     uint32_t chunk_count;
-    uint8_t *index_bytes;       /* public and private part, opened in place */
+    struct loan index_memory;
+    uint8_t *index_bytes;       /* in it: public and private part, opened in place */
     struct index_private index; /* a view of them */
 };
 

@@ -11,8 +11,9 @@
 #include "format/base/pages.h"
 #include "format/base/secret.h"
 
-#define TAIL_BYTES  (64u << 10) /* read with the trailer: a small index comes along */
-#define OPENERS_MAX 8u
+#define TAIL_BYTES       (64u << 10) /* read with the trailer: a small index comes along */
+#define OPENERS_MAX      8u
+#define INDEX_LOAN_BYTES (1u << 20) /* from there on fresh memory takes longer than reading it */
 
 static const struct commit_part *find_part(const struct commit *commit, uint32_t rank)
 {
@@ -81,11 +82,11 @@ static int open_private(struct part *p, struct seal_state *st, struct err *e)
     return rc;
 }
 
-/* digest: of what was read. */
+/* digest: of what was read; NULL: the seals vouch for it. */
 static int index_open(struct part *p, const uint8_t *digest, struct err *e)
 {
     const struct segment_trailer *t = &p->trailer;
-    if (memcmp(digest, t->index_digest, SHA256_BYTES) != 0)
+    if (digest && memcmp(digest, t->index_digest, SHA256_BYTES) != 0)
         return err_set(e, ERR_CORRUPT,
                        "its index (%llu bytes at %llu) does not match the digest in the commit record",
                        (unsigned long long)t->index_bytes, (unsigned long long)t->index_offset);
@@ -104,7 +105,22 @@ static int index_open(struct part *p, const uint8_t *digest, struct err *e)
     return rc;
 }
 
-/* Header, and the last bytes with the trailer, in one request; the index if it did not come along. */
+/* Those who restore, or look at a checkpoint before it is committed, are soon done with it; a dataset stays
+ * open for long. */
+static bool take_index_memory(struct part *p, const struct run *run, size_t n)
+{
+    if (run->kind != RUN_CHECKPOINTS || n < INDEX_LOAN_BYTES)
+        p->index_memory = (struct loan){.memory = pages_alloc(n)};
+    else if (!loan_begin(p->client, n, &p->index_memory))
+        return false;
+    p->index_bytes = p->index_memory.memory;
+    return p->index_bytes;
+}
+
+/* Header, and the last bytes with the trailer, in one request; the index if it did not come along. Its digest
+ * is for those who have no key: the trailer, of which it is a part, and the sealed part, which binds the
+ * public one, are authentic or do not open. It is taken where what is wrong is to be told, and of what is
+ * verified. */
 static int part_read(struct part *p, struct conn *conn, const struct run *run, const struct commit *commit,
                      const struct commit_part *cp, enum part_class class, uint8_t *edge, struct err *e)
 {
@@ -129,13 +145,13 @@ static int part_read(struct part *p, struct conn *conn, const struct run *run, c
     if (rc < 0)
         return rc;
     struct range r = {p->trailer.index_offset, p->trailer.index_bytes};
-    p->index_bytes = pages_alloc((size_t)r.bytes);
-    if (!p->index_bytes)
+    if (!take_index_memory(p, run, (size_t)r.bytes))
         return err_set(e, ERR_NO_MEMORY, "no memory for an index of %llu bytes", (unsigned long long)r.bytes);
-    uint8_t digest[SHA256_BYTES];
+    uint8_t summed[SHA256_BYTES], *digest = class == PART_RESTORE ? NULL : summed;
     if (r.offset >= edges[1].offset) {
         memcpy(p->index_bytes, tail_at + (r.offset - edges[1].offset), (size_t)r.bytes);
-        sha256(p->index_bytes, (size_t)r.bytes, digest);
+        if (digest)
+            sha256(p->index_bytes, (size_t)r.bytes, digest);
     } else {
         rc = segment_read(conn, &run->run_id, &cp->segment, class, &r, 1, p->index_bytes, digest, e);
     }
@@ -151,7 +167,7 @@ static bool may_be_misread(const struct err *e)
 static void part_clear(struct part *p)
 {
     index_private_free(&p->index);
-    free(p->index_bytes);
+    loan_end(p->client, &p->index_memory);
     seal_free(p->seal);
     free(p->chunks);
     p->index_bytes = NULL;

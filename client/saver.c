@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "client/clock.h"
+#include "format/base/pages.h"
 
 #define GIVE_UP_MS \
     3500u /* for telling the other ranks of saves that are given up when the client is closed */
@@ -60,25 +61,40 @@ void saver_give(void *arg, uint8_t *slot)
     pthread_mutex_unlock(&v->lock);
 }
 
-uint8_t *saver_lend(struct saver *v)
+static uint8_t *lend(struct saver *v, size_t slots)
 {
-    if (!v)
-        return NULL;
     pthread_mutex_lock(&v->lock);
     struct pool *p = v->client->staging;
-    uint8_t *slot = v->lent < pool_slots(p) / 2 ? pool_take(p) : NULL;
-    v->lent += slot != NULL;
+    uint8_t *memory = NULL;
+    if (v->lent + slots <= pool_slots(p) / 2)
+        memory = slots == 1 ? pool_take(p) : pool_take_row(p, slots);
+    v->lent += memory ? slots : 0;
     pthread_mutex_unlock(&v->lock);
-    return slot;
+    return memory;
 }
 
-void saver_take_back(struct saver *v, uint8_t *slot)
+bool loan_begin(struct larder *c, size_t bytes, struct loan *out)
 {
-    pthread_mutex_lock(&v->lock);
-    v->lent--;
-    pool_give(v->client->staging, slot);
-    pthread_cond_broadcast(&v->changed);
-    pthread_mutex_unlock(&v->lock);
+    size_t slots = (bytes + STAGING_SLOT_BYTES - 1) / STAGING_SLOT_BYTES;
+    uint8_t *lent = c->saver ? lend(c->saver, slots) : NULL;
+    *out = lent ? (struct loan){lent, slots} : (struct loan){.memory = pages_alloc(bytes)};
+    return out->memory;
+}
+
+void loan_end(struct larder *c, struct loan *l)
+{
+    if (l->slots > 0) {
+        struct saver *v = c->saver;
+        pthread_mutex_lock(&v->lock);
+        v->lent -= l->slots;
+        for (size_t i = 0; i < l->slots; i++)
+            pool_give(c->staging, l->memory + i * STAGING_SLOT_BYTES);
+        pthread_cond_broadcast(&v->changed);
+        pthread_mutex_unlock(&v->lock);
+    } else {
+        free(l->memory);
+    }
+    *l = (struct loan){0};
 }
 
 static void work(struct saver *v, struct part_scratch *scratch, const struct filled *f,

@@ -108,7 +108,7 @@ struct saver {
     unsigned worker_count;
 
     struct attempt_known *attempts; /* registered by this client */
-    size_t lent;                    /* slots, by saver_lend */
+    size_t lent;                    /* slots, see struct loan */
 };
 
 must_check int saver_create(struct larder *c, struct saver **out, struct err *e);
@@ -120,10 +120,14 @@ void saver_destroy(struct saver *v); /* after saver_drain */
 
 /* A staging slot is free again. */
 void saver_give(void *saver, uint8_t *slot);
-/* A staging slot for something else than a save, or NULL: it is there, and faulted in, and saves always find
- * half of them. Never waits. v may be NULL. Goes back with saver_take_back. */
-uint8_t *saver_lend(struct saver *v);
-void saver_take_back(struct saver *v, uint8_t *slot);
+/* Memory for something else than a save, until loan_end. Of the staging memory, which is there and faulted
+ * in, but for half of it, which saves always find; where that is not to be had, of its own. Never waits. */
+struct loan {
+    uint8_t *memory;
+    size_t slots; /* 0: of its own */
+};
+must_check bool loan_begin(struct larder *c, size_t bytes, struct loan *out); /* false: no memory */
+void loan_end(struct larder *c, struct loan *l);                              /* of {NULL}: nothing */
 
 /* With the lock held, all of these. */
 must_check int saver_start_workers(struct saver *v, struct err *e); /* once; then nothing */

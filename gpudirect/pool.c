@@ -241,6 +241,39 @@ uint8_t *pool_take(struct pool *p)
     return slot;
 }
 
+/* With the lock held: the last of the slots from which on `count` are free, or p->slots. */
+static size_t find_row(const struct pool *p, size_t count, uint8_t *is_free)
+{
+    size_t found = 0;
+    for (size_t i = 0; i < p->free_count; i++)
+        is_free[p->free_slots[i]] = 1;
+    for (size_t i = p->slots; i > 0; i--) {
+        found = is_free[i - 1] ? found + 1 : 0;
+        if (found == count)
+            return i - 1;
+    }
+    return p->slots;
+}
+
+uint8_t *pool_take_row(struct pool *p, size_t count)
+{
+    uint8_t *is_free = calloc(p->slots, 1), *row = NULL;
+    if (!is_free)
+        return NULL;
+    pthread_mutex_lock(&p->lock);
+    size_t first = find_row(p, count, is_free), left = 0;
+    if (first < p->slots) {
+        row = p->memory + first * p->slot_bytes;
+        for (size_t i = 0; i < p->free_count; i++)
+            if (p->free_slots[i] < first || p->free_slots[i] >= first + count)
+                p->free_slots[left++] = p->free_slots[i];
+        p->free_count = left;
+    }
+    pthread_mutex_unlock(&p->lock);
+    free(is_free);
+    return row;
+}
+
 void pool_give(struct pool *p, uint8_t *slot)
 {
     size_t at = (size_t)(slot - p->memory);

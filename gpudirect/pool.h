@@ -40,6 +40,8 @@ size_t pool_slots(const struct pool *p);
 size_t pool_slot_bytes(const struct pool *p);
 /* A free slot, aligned to 4096 bytes, or NULL. Never waits. Any thread. */
 uint8_t *pool_take(struct pool *p);
+/* count > 0 slots, one behind the other; they are given back one by one. Slower than pool_take. */
+uint8_t *pool_take_row(struct pool *p, size_t count);
 void pool_give(struct pool *p, uint8_t *slot);
 bool pool_locked(const struct pool *p);
 /* For people: "256 MiB locked", or "256 MiB not locked: the memlock limit is 8 MiB; raise it with ..." */

@@ -46,6 +46,33 @@ static void slots_are_distinct_and_reused(void **state)
     pool_destroy(p);
 }
 
+static void a_row_of_slots_lies_together(void **state)
+{
+    (void)state;
+    struct pool *p = NULL;
+    uint8_t *slot[2];
+    assert_int_equal(pool_create(6 * SLOT, SLOT, &p, NULL), 0);
+    assert_null(pool_take_row(p, 7));
+    uint8_t *all = pool_take_row(p, 6);
+    assert_non_null(all);
+    assert_null(pool_take(p));
+    memset(all, 1, 6 * SLOT);
+    for (int i = 0; i < 6; i++)
+        if (i != 2)
+            pool_give(p, all + i * SLOT); /* in any order, one by one */
+    assert_null(pool_take_row(p, 4));     /* five are free, three of them together */
+    assert_ptr_equal(pool_take_row(p, 3), all + 3 * SLOT);
+    for (int i = 0; i < 2; i++)
+        slot[i] = pool_take(p);
+    assert_true(slot[0] != slot[1] && slot[0] < all + 2 * SLOT && slot[1] < all + 2 * SLOT);
+    assert_null(pool_take(p));
+    for (int i = 2; i < 6; i++)
+        pool_give(p, all + i * SLOT);
+    for (int i = 0; i < 2; i++)
+        pool_give(p, slot[i]);
+    pool_destroy(p);
+}
+
 static void never_less_than_one_slot(void **state)
 {
     (void)state;
@@ -227,11 +254,11 @@ static void a_pool_moves_near_its_device(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(slots_are_distinct_and_reused),   cmocka_unit_test(never_less_than_one_slot),
-        cmocka_unit_test(registered_in_one_piece),         cmocka_unit_test(no_slot_crosses_pieces),
-        cmocka_unit_test(a_large_slot_is_copied_in_runs),  cmocka_unit_test(refused_registration_is_told),
-        cmocka_unit_test(a_lost_device_registers_nothing), cmocka_unit_test(host_memory_registers_nothing),
-        cmocka_unit_test(a_pool_moves_near_its_device),
+        cmocka_unit_test(slots_are_distinct_and_reused), cmocka_unit_test(a_row_of_slots_lies_together),
+        cmocka_unit_test(never_less_than_one_slot),      cmocka_unit_test(registered_in_one_piece),
+        cmocka_unit_test(no_slot_crosses_pieces),        cmocka_unit_test(a_large_slot_is_copied_in_runs),
+        cmocka_unit_test(refused_registration_is_told),  cmocka_unit_test(a_lost_device_registers_nothing),
+        cmocka_unit_test(host_memory_registers_nothing), cmocka_unit_test(a_pool_moves_near_its_device),
     };
     cuda = standin_load("memory=64M");
     return cmocka_run_group_tests(tests, NULL, NULL);
