@@ -44,6 +44,15 @@ const struct tensor *catalog_tensor(const struct catalog *c, uint32_t piece, str
     return index_tensor(x, i < x->tensor_count ? i : x->aliases[i - x->tensor_count].tensor, room);
 }
 
+bool catalog_whole(const struct catalog *c, uint32_t piece, enum dtype dtype, uint32_t dims,
+                   const uint64_t *shape, struct place *out)
+{
+    uint32_t i;
+    const struct index_private *x = index_of(c, piece, &i);
+    return index_tensor_whole(x, i < x->tensor_count ? i : x->aliases[i - x->tensor_count].tensor, dtype,
+                              dims, shape, out);
+}
+
 void catalog_soon(const struct catalog *c, uint32_t piece)
 {
     uint32_t i;

@@ -565,6 +565,27 @@ struct slice index_tensor_name(const struct index_private *x, uint32_t i)
     return record_name(x->stored + x->places[i]);
 }
 
+bool index_tensor_whole(const struct index_private *x, uint32_t i, enum dtype dtype, uint32_t dims,
+                        const uint64_t *shape, struct place *out)
+{
+    uint64_t elements;
+    check(i < x->tensor_count);
+    if (!x->tensors) {
+        if (!record_is_whole(x->stored + x->places[i], dtype, dims, shape, out))
+            return false;
+    } else {
+        const struct tensor *t = &x->tensors[i];
+        bool same = t->dtype == dtype && t->dims == dims;
+        for (uint32_t k = 0; same && k < dims; k++)
+            same = t->shape[k] == shape[k] && t->lengths[k] == shape[k];
+        if (!same)
+            return false;
+        *out = (struct place){.chunk = t->first_chunk, .offset = t->offset};
+    }
+    check(elements_of(shape, dims, &elements) && dtype_bytes(dtype, elements, &out->bytes, NULL) == 0);
+    return true;
+}
+
 static int tensor_place_check(const struct index_private *x, struct tensor *t,
                               const struct chunk_entry *chunks, struct err *e)
 {
@@ -580,16 +601,33 @@ static int tensor_place_check(const struct index_private *x, struct tensor *t,
     return r < 0 ? err_prepend(e, "index: tensor \"%s\"", err_quote(q, sizeof q, t->name.p, t->name.n)) : 0;
 }
 
+/* As tensor_place_check, of a record of those that record_take_small knows. */
+static bool small_is_good(const struct index_private *x, struct slice name, enum dtype dtype,
+                          const struct place *p, const struct chunk_entry *chunks)
+{
+    return name.n > 0 && name.n <= TENSOR_NAME_BYTES_MAX && utf8_valid(name.p, name.n) &&
+           p->chunk < x->chunk_count && dtype_bits(chunks[p->chunk].dtype) == dtype_bits(dtype) &&
+           p->offset + p->bytes <= chunks[p->chunk].plain_bytes;
+}
+
 static int tensors_take(struct rcur *c, struct index_private *x, const struct chunk_entry *chunks,
                         struct err *e)
 {
     struct tensor t;
+    struct place place;
+    enum dtype dtype;
     for (uint32_t i = 0; i < x->tensor_count && !c->failed; i++) {
-        size_t n = record_take(c->p, c->left, &t);
+        const uint8_t *record = c->p;
+        x->places[i] = (uint32_t)(record - x->stored);
+        size_t n = record_take_small(record, c->left, &dtype, &place);
+        if (n > 0 && small_is_good(x, record_name(record), dtype, &place, chunks)) {
+            (void)rcur_take(c, n);
+            continue;
+        }
+        n = record_take(record, c->left, &t);
         if (n == 0)
             return err_set(e, ERR_CORRUPT, "index: tensor %u of %u is cut off, or not written as it must be",
                            i, x->tensor_count);
-        x->places[i] = (uint32_t)(c->p - x->stored);
         (void)rcur_take(c, n);
         int r = tensor_place_check(x, &t, chunks, e);
         if (r < 0)

@@ -114,6 +114,24 @@ void record_get(const uint8_t *record, struct tensor *out)
     out->offset = le32_get(p + 4);
 }
 
+bool record_is_whole(const uint8_t *record, enum dtype dtype, uint32_t dims, const uint64_t *shape,
+                     struct place *out)
+{
+    const uint8_t *p = record + 2 + le16_get(record);
+    uint8_t form = p[1];
+    if (p[0] != dtype || (form & FORM_DIMS) != dims || (form & FORM_PART))
+        return false;
+    p += 2;
+    for (uint32_t i = 0; i < dims; i++) {
+        if (shape[i] != (form & FORM_WIDE ? le64_get(p) : le32_get(p)))
+            return false;
+        p += form & FORM_WIDE ? 8 : 4;
+    }
+    out->chunk = le32_get(p);
+    out->offset = le32_get(p + 4);
+    return true;
+}
+
 /* Where in the record its place stands; the hash is behind that. */
 static size_t place_at(const uint8_t *record, uint8_t *form)
 {
@@ -144,6 +162,28 @@ struct hash128 record_hash(const uint8_t *record)
     if (form & FORM_HASHED)
         memcpy(&h, p + 8, HASH128_BYTES);
     return h;
+}
+
+size_t record_take_small(const uint8_t *p, size_t n, enum dtype *dtype, struct place *out)
+{
+    size_t name = n < 2 ? 0 : le16_get(p), fixed = 2 + name + 2;
+    if (n < fixed)
+        return 0;
+    uint8_t form = p[fixed - 1];
+    uint32_t dims = form & FORM_DIMS;
+    size_t all = fixed + 4 * dims + 8 + (form & FORM_HASHED ? HASH128_BYTES : 0);
+    *dtype = p[fixed - 2];
+    if (form & (FORM_PART | FORM_WIDE) || dims > TENSOR_DIMS_MAX || n < all || !dtype_known(*dtype) ||
+        dtype_pack(*dtype) != 1)
+        return 0;
+    if (form & FORM_HASHED && memcmp(p + all - HASH128_BYTES, &no_hash, sizeof no_hash) == 0)
+        return 0;
+    out->bytes = dtype_bits(*dtype) / 8;
+    for (uint32_t i = 0; i < dims && !index_large(out->bytes); i++) /* which keeps it within 52 bits */
+        out->bytes *= le32_get(p + fixed + 4 * i);
+    out->chunk = le32_get(p + fixed + 4 * dims);
+    out->offset = le32_get(p + fixed + 4 * dims + 4);
+    return out->bytes > 0 && !index_large(out->bytes) ? all : 0;
 }
 
 size_t record_take(const uint8_t *p, size_t n, struct tensor *out)

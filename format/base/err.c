@@ -134,8 +134,11 @@ int err_prepend(struct err *e, const char *fmt, ...)
 
 void err_clear(struct err *e)
 {
-    if (e)
-        *e = (struct err){.class = ERR_NONE};
+    if (!e)
+        return;
+    e->class = ERR_NONE; /* not all of the text: a million calls do this */
+    e->errnum = 0;
+    e->text[0] = 0;
 }
 
 char *err_quote(char *buf, size_t size, const void *name, size_t n)

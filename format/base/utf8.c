@@ -25,16 +25,20 @@ size_t utf8_sequence(const uint8_t *p, size_t left)
     return n;
 }
 
+/* ASCII without NUL, eight bytes of it. */
+static bool is_plain(const uint8_t *p)
+{
+    uint64_t v;
+    memcpy(&v, p, 8);
+    return !((v | (v - ONES)) & HIGHS);
+}
+
 bool utf8_valid(const void *p, size_t n)
 {
     const uint8_t *b = p;
     size_t i = 0;
-    for (; i + 8 <= n; i += 8) { /* plain ASCII without NUL, eight at a time */
-        uint64_t v;
-        memcpy(&v, b + i, 8);
-        if ((v | (v - ONES)) & HIGHS)
-            break;
-    }
+    while (i + 8 <= n && is_plain(b + i)) /* eight at a time; the last eight of some once more */
+        i = i + 8 == n || i + 16 <= n ? i + 8 : n - 8;
     while (i < n) {
         size_t take = utf8_sequence(b + i, n - i);
         if (take == 0 || b[i] == 0)
