@@ -75,21 +75,33 @@ static uint8_t *memory_of(const struct request *r, const struct asked *a, const 
     return memory;
 }
 
-void plan_copy_request(const struct plan *p, const struct copy *c, uint64_t box[3 * TENSOR_DIMS_MAX],
-                       struct request *out)
+void plan_copy_request(const struct plan *p, const struct copy *c, uint32_t nth,
+                       uint64_t box[3 * TENSOR_DIMS_MAX], struct request *out)
 {
     struct tensor room;
     const struct tensor *t = catalog_tensor(p->catalog, c->piece, &room);
-    const struct request *r = &p->requests[c->request];
+    struct request one = p->requests[c->request];
+    const struct request *r = &one;
     struct asked a;
+    check(nth < one.count);
+    if (nth > 0) {
+        uint32_t begin = t->offset;
+        t = catalog_tensor(p->catalog, c->piece + nth, &room);
+        one.piece += nth;
+        one.memory += t->offset - begin;
+    }
+    one.count = 1;
     spell(r, t, &a);
     const struct box *region = c->region == WHOLE_REQUEST ? &a.box : &p->regions.boxes[c->region];
     size_t n = t->dims * sizeof(uint64_t);
     memcpy(box, region->offsets, n);
     memcpy(box + t->dims, region->lengths, n);
     memcpy(box + 2 * t->dims, a.strides, n);
-    *out = (struct request){
-        .piece = r->piece, .box = box, .memory = memory_of(r, &a, t, region), .target = r->target};
+    *out = (struct request){.piece = r->piece,
+                            .count = 1,
+                            .box = box,
+                            .memory = memory_of(r, &a, t, region),
+                            .target = r->target};
 }
 
 /* From packed bytes of the piece, t, to the request's memory. */
@@ -284,6 +296,16 @@ int plan_create(const struct catalog *c, const struct request *requests, size_t 
 
 /* ---- placing ---- */
 
+/* Bytes of a request's run, whose first piece is t. */
+static uint64_t run_bytes(const struct plan *p, const struct request *r, const struct tensor *t)
+{
+    struct tensor room;
+    if (r->count == 1)
+        return t->bytes;
+    const struct tensor *last = catalog_tensor(p->catalog, r->piece + r->count - 1, &room);
+    return last->offset + last->bytes - t->offset;
+}
+
 static int place(const struct plan *p, const struct use *u, uint8_t *plain, uint32_t n,
                  struct landing *landing, struct err *e)
 {
@@ -293,9 +315,10 @@ static int place(const struct plan *p, const struct use *u, uint8_t *plain, uint
     const struct tensor *t = catalog_tensor(p->catalog, c->piece, &room);
     uint64_t offset = (uint64_t)(u->chunk - t->first_chunk) * CHUNK_PLAIN_BYTES_MAX;
     if (t->bytes <= SMALL_BYTES_MAX) {
-        check(t->offset <= n && t->bytes <= n - t->offset); /* index_private_view saw to it */
+        uint64_t bytes = run_bytes(p, r, t);
+        check(t->offset <= n && bytes <= n - t->offset); /* index_private_view saw to it */
         plain += t->offset;
-        n = (uint32_t)t->bytes;
+        n = (uint32_t)bytes;
         offset = 0;
     }
     if (!r->target && is_plain(r, t)) {
@@ -325,7 +348,7 @@ static uint8_t *straight_small(const struct plan *p, size_t item, uint32_t n)
         if (r->target || t->offset != at || (at > 0 && from != begin) || !is_plain(r, t))
             return NULL;
         begin = from;
-        at += t->bytes;
+        at += run_bytes(p, r, t);
     }
     return at == n ? (uint8_t *)begin : NULL;
 }

@@ -17,8 +17,11 @@ struct target { /* on a device */
     void *stream; /* of the caller's: copies to the device come after what was given to it */
 };
 
-struct request {    /* a box that was asked for */
+/* A box that was asked for, or many: whole small tensors that lie packed one behind the other, in one chunk
+ * as in host memory, as those of a flat buffer of parameters do. */
+struct request {
     uint32_t piece; /* first one of its name */
+    uint32_t count; /* pieces from there on, one each of as many names; more than 1: of such a run */
     /* Of each dimension: offset and length (global), stride in bytes; first all offsets, then all lengths.
      * NULL: the whole tensor, packed. */
     const uint64_t *box;
@@ -60,9 +63,10 @@ struct plan {
 must_check int plan_create(const struct catalog *c, const struct request *requests, size_t request_count,
                            bool (*usable)(void *arg, uint32_t piece), void *arg, struct plan *out,
                            struct err *e);
-/* The request for just what a copy gives; its box is written to memory of the caller's. */
-void plan_copy_request(const struct plan *p, const struct copy *c, uint64_t box[3 * TENSOR_DIMS_MAX],
-                       struct request *out);
+/* The request for just what a copy gives of the nth piece of its request; its box is written to memory of the
+ * caller's. */
+void plan_copy_request(const struct plan *p, const struct copy *c, uint32_t nth,
+                       uint64_t box[3 * TENSOR_DIMS_MAX], struct request *out);
 uint32_t plan_rank(const struct plan *p, const struct use *u);
 /* Where a chunk's n plain bytes go if that is one place in host memory, and nothing else wants them; else
  * NULL. */

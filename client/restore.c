@@ -151,6 +151,8 @@ void larder_restore_close(struct larder_restore *r)
 {
     if (!r || client_enter(r->client, NULL) < 0)
         return;
+    struct err ignored;
+    restore_dial_end(r, &ignored);
     for (unsigned i = 0; i < r->conn_count; i++)
         conn_close(r->conns[i]);
     close_parts(r);
@@ -384,11 +386,14 @@ static int keep_request(struct larder_restore *r, uint32_t piece, const uint64_t
         r->requests = more;
         r->request_cap = cap;
     }
-    struct request q = {.piece = piece, .box = box, .memory = asked->data};
+    struct request q = {.piece = piece, .count = 1, .box = box, .memory = asked->data};
     int rc = keep_target(r, d, asked->stream, &q.target, e);
     if (rc < 0)
         return rc;
+    if (r->request_count == 0)
+        restore_dial(r);
     r->requests[r->request_count++] = q;
+    r->tail.memory = NULL;
     catalog_ask(&r->catalog, piece);
     return 0;
 }
@@ -463,20 +468,65 @@ static int add_box(struct larder_restore *r, const struct larder_tensor *t, stru
     return rc == 0 ? keep_request(r, piece, box, t, d, e) : rc;
 }
 
+/* Is a whole tensor asked for, packed, in host memory? By its shape, not by zeros for whatever it has. */
+static bool asks_for_all(const struct larder_tensor *t)
+{
+    uint64_t other = 0, lengths = 0, differ = 0;
+    for (uint32_t i = 0; i < t->dims; i++) {
+        other |= (uint64_t)t->strides[i] | t->offsets[i];
+        lengths |= t->lengths[i];
+        differ |= t->lengths[i] ^ t->shape[i];
+    }
+    return t->memory == LARDER_MEMORY_HOST && other == 0 && (lengths == 0 || differ == 0);
+}
+
+/* A small tensor behind those of the last request, in its chunk as in memory, makes that one longer: asking
+ * for a million costs little then, and planning for them nothing. What it was asked for was checked with the
+ * first; of the others dtype, shape and memory are looked at. True: done. */
+static bool add_to_run(struct larder_restore *r, const struct larder_tensor *t, uint32_t piece)
+{
+    struct tail *tail = &r->tail;
+    struct place p;
+    if (!tail->memory || tail->piece != piece || t->data != tail->memory || !asks_for_all(t) ||
+        !catalog_whole(&r->catalog, piece, (enum dtype)t->dtype, t->dims, t->shape, &p) || p.bytes == 0 ||
+        index_large(p.bytes) || p.chunk != tail->chunk || p.offset != tail->offset)
+        return false;
+    r->requests[r->request_count - 1].count++;
+    *tail = (struct tail){piece + 1, p.chunk, p.offset + (uint32_t)p.bytes, tail->memory + p.bytes};
+    catalog_ask(&r->catalog, piece);
+    return true;
+}
+
+/* May the request that was just kept become a run? */
+static void begin_run(struct larder_restore *r, const struct larder_tensor *t, uint32_t piece)
+{
+    const struct request *q = &r->requests[r->request_count - 1];
+    struct place p;
+    bool last = piece + 1 == r->catalog.first[catalog_rank(&r->catalog, piece) + 1]; /* of its rank */
+    if (!q->box && !q->target && !last && asks_for_all(t) &&
+        catalog_whole(&r->catalog, piece, (enum dtype)t->dtype, t->dims, t->shape, &p) && p.bytes > 0 &&
+        !index_large(p.bytes))
+        r->tail = (struct tail){piece + 1, p.chunk, p.offset + (uint32_t)p.bytes, q->memory + p.bytes};
+}
+
 static int add(struct larder_restore *r, const struct larder_tensor *t, struct err *e)
 {
     struct tensor x, room;
     uint32_t piece;
-    tensor_of_public(t, &x);
-    if (x.dims > TENSOR_DIMS_MAX)
-        return err_set(e, ERR_INVALID, "%u dimensions were asked for; at most %u are possible", x.dims,
+    const char *name = t->name ? t->name : "";
+    struct slice n = SLICE(name, t->name_bytes ? t->name_bytes : strlen(name));
+    if (t->dims > TENSOR_DIMS_MAX)
+        return err_set(e, ERR_INVALID, "%u dimensions were asked for; at most %u are possible", t->dims,
                        TENSOR_DIMS_MAX);
-    int rc = find(r, x.name, &piece, e);
-    if (rc < 0)
+    int rc = find(r, n, &piece, e);
+    if (rc < 0 || add_to_run(r, t, piece))
         return rc;
+    tensor_of_public(t, &x);
     rc = check_same(catalog_tensor(&r->catalog, piece, &room), &x, e);
     if (rc == 0)
         rc = add_box(r, t, &x, piece, e);
+    if (rc == 0)
+        begin_run(r, t, piece);
     if (rc < 0) {
         char text[160];
         return err_prepend(e, "tensor \"%s\"", err_quote(text, sizeof text, x.name.p, x.name.n));

@@ -3,6 +3,7 @@
 #ifndef LARDER_CLIENT_RESTORE_H
 #define LARDER_CLIENT_RESTORE_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "client/plan.h"
@@ -16,6 +17,17 @@ struct damage {
     char *text;
 };
 
+/* Connections on their way: opened side by side, while tensors are asked for. */
+struct dialling {
+    unsigned count;
+    pthread_t threads[RESTORE_CONNS_MAX];
+    struct dial {
+        struct larder *client;
+        struct conn *conn;
+        struct err err;
+    } dials[RESTORE_CONNS_MAX];
+};
+
 struct larder_restore {
     struct larder *client;
     struct run run;
@@ -24,10 +36,15 @@ struct larder_restore {
     struct part **parts;
     struct catalog catalog;
     uint64_t memory_bytes;
-    struct conn *conns[RESTORE_CONNS_MAX]; /* made by the first run */
+    struct conn *conns[RESTORE_CONNS_MAX];
     unsigned conns_wanted, conn_count;
+    struct dialling dialling; /* of those that were not there when the first was asked for */
     struct request *requests;
     size_t request_count, request_cap, requests_done;
+    struct tail { /* where a tensor would have to lie to be one more of the last request's run */
+        uint32_t piece, chunk, offset;
+        uint8_t *memory; /* NULL: that request can have no more */
+    } tail;
     struct device **devices; /* of the requests, each once */
     unsigned device_count;
     struct names memory; /* boxes and targets of requests, labels that were given out */
@@ -42,5 +59,11 @@ struct larder_restore {
 /* Reads what was asked for since the last time. */
 must_check int restore_run(struct larder_restore *r, struct err *e);
 void restore_clear_damage(struct larder_restore *r);
+/* Begins to open what connections it lacks; once. */
+void restore_dial(struct larder_restore *r);
+/* Waits until they are open or failed; why, or ERR_NONE. */
+void restore_dial_end(struct larder_restore *r, struct err *why);
+/* The same, and one at least is there: with fewer than wanted a restore is only slower. */
+must_check int restore_dialled(struct larder_restore *r, struct err *e);
 
 #endif

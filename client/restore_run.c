@@ -12,8 +12,8 @@
 #include "client/restore.h"
 #include "format/base/log.h"
 
-struct bad_use { /* of a damaged chunk */
-    uint32_t rank, chunk, copy;
+struct bad_use { /* of a damaged chunk, by a piece of a copy's request: the nth of a run */
+    uint32_t rank, chunk, copy, nth;
     const char *text; /* in `texts` */
 };
 
@@ -54,7 +54,7 @@ static void placed(void *arg, uint8_t *plain)
     landing_sent(g->landing, plain);
 }
 
-static int add_bad(struct running *g, const struct use *u, const char *text)
+static int add_bad(struct running *g, const struct use *u, uint32_t nth, const char *text)
 {
     if (g->bad_count == g->bad_cap) {
         size_t cap = g->bad_cap ? 2 * g->bad_cap : 16;
@@ -64,8 +64,8 @@ static int add_bad(struct running *g, const struct use *u, const char *text)
         g->bad = more;
         g->bad_cap = cap;
     }
-    g->bad[g->bad_count++] =
-        (struct bad_use){.rank = plan_rank(&g->plan, u), .chunk = u->chunk, .copy = u->copy, .text = text};
+    g->bad[g->bad_count++] = (struct bad_use){
+        .rank = plan_rank(&g->plan, u), .chunk = u->chunk, .copy = u->copy, .nth = nth, .text = text};
     return 0;
 }
 
@@ -104,25 +104,16 @@ static int note_damage(void *arg, size_t item, const struct err *why)
         memcpy(text, why->text, n);
     if (g->first.class == ERR_NONE)
         g->first = *why;
-    for (size_t i = p->first_use[item]; rc == 0 && i < p->first_use[item + 1]; i++)
-        rc = add_bad(g, &p->uses[i], text);
+    for (size_t i = p->first_use[item]; rc == 0 && i < p->first_use[item + 1]; i++) {
+        const struct request *q = &p->requests[p->copies[p->uses[i].copy].request];
+        for (uint32_t nth = 0; rc == 0 && nth < q->count; nth++)
+            rc = add_bad(g, &p->uses[i], nth, text);
+    }
     pthread_mutex_unlock(&g->lock);
     return rc;
 }
 
 /* ---- connections ---- */
-
-/* Of the first run: opened side by side, and while the plan is made. */
-struct dialling {
-    struct larder_restore *restore;
-    unsigned count;
-    pthread_t threads[RESTORE_CONNS_MAX];
-    struct dial {
-        struct larder *client;
-        struct conn *conn;
-        struct err err;
-    } dials[RESTORE_CONNS_MAX];
-};
 
 static void *dial(void *arg)
 {
@@ -132,30 +123,36 @@ static void *dial(void *arg)
     return NULL;
 }
 
-/* What could not be started is tried by dialling_end. */
-static void dialling_begin(struct dialling *d, struct larder_restore *r, unsigned wanted)
+/* What could not be started is tried by restore_dialled. */
+void restore_dial(struct larder_restore *r)
 {
-    *d = (struct dialling){.restore = r};
-    for (unsigned i = r->conn_count; i < wanted; i++) {
-        d->dials[d->count].client = r->client;
+    struct dialling *d = &r->dialling;
+    while (r->conn_count + d->count < r->conns_wanted) {
+        d->dials[d->count] = (struct dial){.client = r->client};
         if (pthread_create(&d->threads[d->count], NULL, dial, &d->dials[d->count]) != 0)
             return;
         d->count++;
     }
 }
 
-/* Waits for them; with fewer than wanted a restore is only slower. */
-static int dialling_end(struct dialling *d, struct err *e)
+void restore_dial_end(struct larder_restore *r, struct err *why)
 {
-    struct larder_restore *r = d->restore;
-    struct err first = {0};
+    struct dialling *d = &r->dialling;
+    err_clear(why);
     for (unsigned i = 0; i < d->count; i++) {
         pthread_join(d->threads[i], NULL);
         if (d->dials[i].conn)
             r->conns[r->conn_count++] = d->dials[i].conn;
-        else if (first.class == ERR_NONE)
-            first = d->dials[i].err;
+        else if (why->class == ERR_NONE)
+            *why = d->dials[i].err;
     }
+    d->count = 0;
+}
+
+int restore_dialled(struct larder_restore *r, struct err *e)
+{
+    struct err first;
+    restore_dial_end(r, &first);
     if (r->conn_count > 0)
         return 0;
     if (first.class != ERR_NONE) {
@@ -221,10 +218,13 @@ struct second { /* what is asked for again */
 static int by_copy(const void *pa, const void *pb)
 {
     const struct bad_use *a = pa, *b = pb;
-    return a->copy < b->copy ? -1 : a->copy > b->copy;
+    if (a->copy != b->copy)
+        return a->copy < b->copy ? -1 : 1;
+    return a->nth < b->nth ? -1 : a->nth > b->nth;
 }
 
-/* Those of the damaged copies that whole pieces of other ranks cover; each copy once. */
+/* Those of the damaged copies that whole pieces of other ranks cover; each copy once, a run's pieces apart.
+ */
 static int choose_second(struct running *g, struct second *s, struct err *e)
 {
     struct larder_restore *r = g->restore;
@@ -237,9 +237,10 @@ static int choose_second(struct running *g, struct second *s, struct err *e)
     for (size_t i = 0; i < g->bad_count; i++) {
         struct plan probe;
         struct err ignored;
-        if (i > 0 && g->bad[i].copy == g->bad[i - 1].copy)
+        const struct bad_use *b = &g->bad[i];
+        if (i > 0 && by_copy(b, b - 1) == 0)
             continue;
-        plan_copy_request(&g->plan, &g->plan.copies[g->bad[i].copy], s->boxes[s->count],
+        plan_copy_request(&g->plan, &g->plan.copies[b->copy], b->nth, s->boxes[s->count],
                           &s->requests[s->count]);
         if (plan_create(&r->catalog, &s->requests[s->count], 1, is_whole, g, &probe, &ignored) < 0)
             continue;
@@ -253,12 +254,12 @@ static int choose_second(struct running *g, struct second *s, struct err *e)
 static void forget_repaired(struct running *g, const struct running *again, const struct second *s)
 {
     for (size_t i = 0; i < s->count; i++) {
-        uint32_t copy = g->bad[s->of[i]].copy;
+        const struct bad_use b = g->bad[s->of[i]];
         bool good = true;
         for (size_t k = 0; good && k < again->bad_count; k++)
             good = again->plan.copies[again->bad[k].copy].request != i;
         g->restore->repaired += good;
-        for (size_t k = s->of[i]; good && k < g->bad_count && g->bad[k].copy == copy; k++)
+        for (size_t k = s->of[i]; good && k < g->bad_count && by_copy(&g->bad[k], &b) == 0; k++)
             g->bad[k].rank = UINT32_MAX;
     }
     size_t left = 0;
@@ -303,7 +304,7 @@ static int report(struct running *g, struct err *e)
     struct larder_restore *r = g->restore;
     for (size_t i = 0; i < g->bad_count; i++) {
         const struct request *q = &g->plan.requests[g->plan.copies[g->bad[i].copy].request];
-        if (add_damage(r, q->piece, &g->bad[i]) < 0)
+        if (add_damage(r, q->piece + g->bad[i].nth, &g->bad[i]) < 0)
             return err_set(e, ERR_NO_MEMORY, "no memory for the list of damaged tensors");
     }
     if (r->damage_count == 0)
@@ -348,20 +349,18 @@ static int land(struct running *g, struct err *e)
 static int plan(struct running *g, struct err *e)
 {
     struct larder_restore *r = g->restore;
-    struct dialling d;
-    struct err ignored;
-    dialling_begin(&d, r, r->request_count > r->requests_done ? r->conns_wanted : 0);
-    int rc = plan_create(&r->catalog, r->requests + r->requests_done, r->request_count - r->requests_done,
-                         NULL, NULL, &g->plan, e);
-    bool needed = rc == 0 && g->plan.item_count > 0;
-    int dialled = dialling_end(&d, needed ? e : &ignored);
-    return needed ? dialled : rc;
+    size_t count = r->request_count - r->requests_done;
+    if (count > 0)
+        restore_dial(r);
+    int rc = plan_create(&r->catalog, r->requests + r->requests_done, count, NULL, NULL, &g->plan, e);
+    return rc == 0 && g->plan.item_count > 0 ? restore_dialled(r, e) : rc;
 }
 
 int restore_run(struct larder_restore *r, struct err *e)
 {
     struct running g = {.restore = r, .lock = PTHREAD_MUTEX_INITIALIZER};
     restore_clear_damage(r);
+    r->tail.memory = NULL; /* what is read once is not added to */
     int rc = plan(&g, e);
     if (rc == 0)
         rc = land(&g, e);

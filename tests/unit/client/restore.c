@@ -225,6 +225,143 @@ static void a_damaged_copy_is_read_from_another_rank(void **state)
     GOOD(larder_close(c, -1, &e));
 }
 
+/* Tensors that are asked for as they lie in a flat buffer are one request to the plan, and still each has a
+ * name when its chunk is damaged, and another rank's copy. */
+enum { FLAT = 3000, FLAT_BYTES = 1000 };
+
+struct flat {
+    struct larder_tensor t[FLAT];
+    char names[FLAT][16];
+    uint8_t data[FLAT * FLAT_BYTES], back[FLAT * FLAT_BYTES];
+};
+
+static struct flat *flat_make(void)
+{
+    struct flat *f = calloc(1, sizeof *f);
+    fill(f->data, sizeof f->data);
+    for (int i = 0; i < FLAT; i++) {
+        snprintf(f->names[i], sizeof f->names[i], "bias.%d", i);
+        f->t[i] = bytes_of(f->names[i], f->data + i * FLAT_BYTES, FLAT_BYTES);
+    }
+    return f;
+}
+
+static void flat_ask(struct flat *f, struct larder_restore *r, int from, int to)
+{
+    struct larder_error e;
+    for (int i = from; i < to; i++) {
+        struct larder_tensor t = f->t[i];
+        t.data = f->back + i * FLAT_BYTES;
+        GOOD(larder_restore_add(r, &t, &e));
+    }
+}
+
+static void damage_of_a_flat_buffer_is_told_of_each(void **state)
+{
+    (void)state;
+    struct larder_error e;
+    struct larder *c = daemon_client(&server, "writer");
+    struct flat *f = flat_make();
+    struct larder_restore *r;
+    struct larder_damage d;
+    char path[512], last[16];
+    save(c, "flat", 1, f->t, FLAT);
+    daemon_segment(&server, 3, path, sizeof path); /* behind those of the tests before */
+    daemon_flip(path, 4096 + 100, 1);
+    GOOD(restore_open(c, "flat", 0, &r, &e));
+    flat_ask(f, r, 0, FLAT);
+    assert_int_equal(larder_restore_run(r, &e), -EBADMSG);
+    assert_non_null(strstr(e.text, "\"bias.0\" and 2999 more"));
+    for (int i = 0; i < FLAT; i++) {
+        assert_int_equal(larder_restore_damage(r, (size_t)i, &d), 0);
+        snprintf(last, sizeof last, "bias.%d", i);
+        assert_string_equal(d.tensor, last);
+    }
+    assert_int_equal(larder_restore_damage(r, FLAT, &d), -ENOENT);
+    larder_restore_close(r);
+
+    save(c, "flat", 2, f->t, FLAT);
+    GOOD(restore_open(c, "flat", 0, &r, &e)); /* in two goes; the second goes on where the first ended */
+    flat_ask(f, r, 0, FLAT / 2);
+    GOOD(larder_restore_run(r, &e));
+    assert_memory_equal(f->back, f->data, FLAT / 2 * FLAT_BYTES);
+    memset(f->back, 0, sizeof f->back);
+    flat_ask(f, r, FLAT / 2, FLAT);
+    GOOD(larder_restore_run(r, &e));
+    assert_memory_equal(f->back + FLAT / 2 * FLAT_BYTES, f->data + FLAT / 2 * FLAT_BYTES,
+                        FLAT / 2 * FLAT_BYTES);
+    assert_true(f->back[0] == 0 && memcmp(f->back, f->back + 1, FLAT / 2 * FLAT_BYTES - 1) == 0);
+    larder_restore_close(r);
+
+    struct larder_tensor other = f->t[FLAT - 1]; /* in its place, but not what is saved */
+    GOOD(restore_open(c, "flat", 0, &r, &e));
+    flat_ask(f, r, 0, FLAT - 1);
+    other.data = f->back + (FLAT - 1) * FLAT_BYTES;
+    other.dtype = LARDER_I8;
+    assert_int_equal(larder_restore_add(r, &other, &e), -EILSEQ);
+    assert_non_null(strstr(e.text, "bias.2999"));
+    larder_restore_close(r);
+    free(f);
+    GOOD(larder_close(c, -1, &e));
+}
+
+struct flat_rank {
+    pthread_t thread;
+    uint32_t rank;
+    struct flat *flat;
+};
+
+static void *save_flat(void *arg)
+{
+    struct flat_rank *k = arg;
+    struct larder_error e;
+    struct larder *c = daemon_client(&server, "writer");
+    struct larder_save_options o = LARDER_INIT(larder_save_options);
+    struct larder_save *s = NULL;
+    struct larder_tensor alone = bytes_of("alone", k->flat->data, MIB / 2);
+    o.run = "flats";
+    o.rank = k->rank;
+    o.world = 2;
+    o.attempt[0] = 1;
+    GOOD(larder_save_begin(c, &o, &s, &e));
+    for (int i = 0; i < FLAT; i++)
+        GOOD(larder_save_tensor(s, &k->flat->t[i], &e));
+    if (k->rank == 0)
+        GOOD(larder_save_tensor(s, &alone, &e));
+    GOOD(larder_save_submit(s, &e));
+    GOOD(larder_save_wait(s, -1, &e));
+    larder_save_free(s);
+    GOOD(larder_close(c, -1, &e));
+    return NULL;
+}
+
+static void a_damaged_flat_buffer_is_read_from_another_rank(void **state)
+{
+    (void)state;
+    struct larder_error e;
+    struct larder_restore *r;
+    struct flat *f = flat_make();
+    struct flat_rank ranks[2] = {{.rank = 0, .flat = f}, {.rank = 1, .flat = f}};
+    for (int i = 0; i < 2; i++)
+        pthread_create(&ranks[i].thread, NULL, save_flat, &ranks[i]);
+    for (int i = 0; i < 2; i++)
+        pthread_join(ranks[i].thread, NULL);
+    char path[512];
+    daemon_segment(&server, 3, path, sizeof path); /* the larger one, of rank 0 */
+    daemon_flip(path, 4096 + 100, 1);
+    struct larder *c = daemon_client(&server, "reader");
+    GOOD(restore_open(c, "flats", 0, &r, &e));
+    flat_ask(f, r, 0, FLAT);
+    GOOD(larder_restore_run(r, &e));
+    assert_memory_equal(f->back, f->data, sizeof f->data);
+    struct larder_restore_info info = LARDER_INIT(larder_restore_info);
+    GOOD(larder_restore_info(r, &info));
+    assert_int_equal(info.repaired, FLAT);
+    larder_restore_close(r);
+    free(f);
+    GOOD(larder_close(c, -1, &e));
+}
+
 static int last_state(void *arg, const struct larder_commit_info *i)
 {
     *(enum larder_commit_state *)arg = i->state;
@@ -661,6 +798,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(damage_is_named_and_the_rest_comes_back),
         cmocka_unit_test(a_damaged_copy_is_read_from_another_rank),
+        cmocka_unit_test(damage_of_a_flat_buffer_is_told_of_each),
+        cmocka_unit_test(a_damaged_flat_buffer_is_read_from_another_rank),
         cmocka_unit_test(a_damaged_index_falls_back),
         cmocka_unit_test(a_wrong_key_is_not_called_damage),
         cmocka_unit_test(any_box_comes_back_from_any_grid),
