@@ -47,6 +47,11 @@ unsigned dtype_bits(enum dtype dtype)
     return dtypes[dtype].bits;
 }
 
+unsigned dtype_unit(unsigned dtype)
+{
+    return dtype < DTYPE_COUNT && dtypes[dtype].pack == 1 ? dtypes[dtype].bits / 8 : 0;
+}
+
 const char *dtype_name(enum dtype dtype)
 {
     return dtype_known(dtype) ? dtypes[dtype].name : "unknown";

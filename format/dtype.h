@@ -40,6 +40,7 @@ enum dtype {
 
 bool dtype_known(unsigned dtype);
 unsigned dtype_bits(enum dtype dtype);    /* bits per element */
+unsigned dtype_unit(unsigned dtype);      /* bytes per element; 0: packed, or not known */
 const char *dtype_name(enum dtype dtype); /* safetensors' spelling: "BF16", "F8_E4M3"; never NULL */
 int dtype_of_name(const char *name, enum dtype *out); /* 0 or -EINVAL */
 /* Elements that share bytes: 1 for whole-byte dtypes, 2 for F4, 4 for F6. A box's last dimension, offset and

@@ -602,11 +602,11 @@ static int tensor_place_check(const struct index_private *x, struct tensor *t,
 }
 
 /* As tensor_place_check, of a record of those that record_take_small knows. */
-static bool small_is_good(const struct index_private *x, struct slice name, enum dtype dtype,
+static bool small_is_good(const struct index_private *x, struct slice name, unsigned unit,
                           const struct place *p, const struct chunk_entry *chunks)
 {
     return name.n > 0 && name.n <= TENSOR_NAME_BYTES_MAX && utf8_valid(name.p, name.n) &&
-           p->chunk < x->chunk_count && dtype_bits(chunks[p->chunk].dtype) == dtype_bits(dtype) &&
+           p->chunk < x->chunk_count && dtype_unit(chunks[p->chunk].dtype) == unit &&
            p->offset + p->bytes <= chunks[p->chunk].plain_bytes;
 }
 
@@ -615,12 +615,12 @@ static int tensors_take(struct rcur *c, struct index_private *x, const struct ch
 {
     struct tensor t;
     struct place place;
-    enum dtype dtype;
+    unsigned unit;
     for (uint32_t i = 0; i < x->tensor_count && !c->failed; i++) {
         const uint8_t *record = c->p;
         x->places[i] = (uint32_t)(record - x->stored);
-        size_t n = record_take_small(record, c->left, &dtype, &place);
-        if (n > 0 && small_is_good(x, record_name(record), dtype, &place, chunks)) {
+        size_t n = record_take_small(record, c->left, &unit, &place);
+        if (n > 0 && small_is_good(x, record_name(record), unit, &place, chunks)) {
             (void)rcur_take(c, n);
             continue;
         }

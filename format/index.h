@@ -149,8 +149,9 @@ void record_set_hash(uint8_t *record, struct hash128 plain_hash);
  * the one form that it can have. Name and numbers are not checked. */
 size_t record_take(const uint8_t *p, size_t n, struct tensor *out);
 /* The same, much quicker, of nearly all there are: small whole tensors that have bytes, with numbers of 32
- * bits, of no packed dtype. 0: the record is another one, which says nothing of whether it is good. */
-size_t record_take_small(const uint8_t *p, size_t n, enum dtype *dtype, struct place *out);
+ * bits, of no packed dtype, with the bytes of its elements. 0: the record is another one, which says nothing
+ * of whether it is good. */
+size_t record_take_small(const uint8_t *p, size_t n, unsigned *unit, struct place *out);
 
 /* Checks one tensor's description (name, dtype, dims, box inside shape, packing) and computes its bytes. Used
  * before a save and after decoding. Errors name the tensor. */

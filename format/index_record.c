@@ -164,7 +164,7 @@ struct hash128 record_hash(const uint8_t *record)
     return h;
 }
 
-size_t record_take_small(const uint8_t *p, size_t n, enum dtype *dtype, struct place *out)
+size_t record_take_small(const uint8_t *p, size_t n, unsigned *unit, struct place *out)
 {
     size_t name = n < 2 ? 0 : le16_get(p), fixed = 2 + name + 2;
     if (n < fixed)
@@ -172,17 +172,16 @@ size_t record_take_small(const uint8_t *p, size_t n, enum dtype *dtype, struct p
     uint8_t form = p[fixed - 1];
     uint32_t dims = form & FORM_DIMS;
     size_t all = fixed + 4 * dims + 8 + (form & FORM_HASHED ? HASH128_BYTES : 0);
-    *dtype = p[fixed - 2];
-    if (form & (FORM_PART | FORM_WIDE) || dims > TENSOR_DIMS_MAX || n < all || !dtype_known(*dtype) ||
-        dtype_pack(*dtype) != 1)
+    *unit = dtype_unit(p[fixed - 2]);
+    if (form & (FORM_PART | FORM_WIDE) || dims > TENSOR_DIMS_MAX || n < all || *unit == 0)
         return 0;
     if (form & FORM_HASHED && memcmp(p + all - HASH128_BYTES, &no_hash, sizeof no_hash) == 0)
         return 0;
-    out->bytes = dtype_bits(*dtype) / 8;
-    for (uint32_t i = 0; i < dims && !index_large(out->bytes); i++) /* which keeps it within 52 bits */
-        out->bytes *= le32_get(p + fixed + 4 * i);
-    out->chunk = le32_get(p + fixed + 4 * dims);
-    out->offset = le32_get(p + fixed + 4 * dims + 4);
+    out->bytes = *unit;
+    for (p += fixed; dims > 0 && !index_large(out->bytes); dims--, p += 4) /* which keeps it within 52 bits */
+        out->bytes *= le32_get(p);
+    out->chunk = le32_get(p);
+    out->offset = le32_get(p + 4);
     return out->bytes > 0 && !index_large(out->bytes) ? all : 0;
 }
 
