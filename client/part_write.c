@@ -478,34 +478,42 @@ int part_writer_chunk(struct part_writer *w, struct part_scratch *sc, uint32_t n
 
 /* ---- sealing the part ---- */
 
-/* All chunks are placed: fills in what was not known before. */
-static int build_index(struct part_writer *w, struct err *e)
+/* All chunks are stored: fills in what was not known before, and begins to seal what is sealed. From here on
+ * the index tells nothing of the tensors. */
+static int begin_index(struct part_writer *w, struct seal_state *st, struct err *e)
 {
     struct buf table = {0}, *index = w->o.index;
     uint8_t digest[SHA256_BYTES];
     size_t public_bytes = index_public_bytes(w->o.chunks);
+    if (index->n + TAG_BYTES > INDEX_BYTES_MAX)
+        return err_set(e, ERR_LIMIT,
+                       "the index of this part has %zu bytes, at most %u are allowed; save fewer or "
+                       "shorter-named tensors per rank",
+                       index->n + TAG_BYTES, INDEX_BYTES_MAX);
     int rc = buf_reserve(index, TAG_BYTES) ? 0 : err_set(e, ERR_NO_MEMORY, "no memory for the index");
     if (rc == 0)
         rc = index_public_encode(w->entries, w->o.chunks, &table, e);
-    struct seal_state *st = seal_state_create();
-    if (rc == 0 && !st)
-        rc = err_set(e, ERR_NO_MEMORY, "no memory for a cipher");
     if (rc == 0) {
-        uint8_t *private = index->p + public_bytes;
         memcpy(index->p, table.p, public_bytes);
         sha256(index->p, public_bytes, digest);
-        index_private_hash(w->plain_hashes, w->o.chunks, private);
-        rc = seal_index(w->seal, st, digest, private, index->n - public_bytes, private, e);
+        index_private_hash(w->plain_hashes, w->o.chunks, index->p + public_bytes);
+        rc = seal_index_begin(w->seal, st, digest, index->n - public_bytes, e);
         index->n += TAG_BYTES;
     }
-    if (rc == 0 && index->n > INDEX_BYTES_MAX)
-        rc = err_set(e, ERR_LIMIT,
-                     "the index of this part has %zu bytes, at most %u are allowed; save fewer or "
-                     "shorter-named tensors per rank",
-                     index->n, INDEX_BYTES_MAX);
     buf_free(&table);
-    seal_state_free(st);
     return rc;
+}
+
+/* What lies in the piece of what is sealed: piece by piece, in order. */
+static void seal_piece(struct part_writer *w, struct seal_state *st, size_t at, size_t n)
+{
+    uint8_t *p = w->o.index->p;
+    size_t from = index_public_bytes(w->o.chunks), end = w->o.index->n - TAG_BYTES, to = at + n;
+    from = from < at ? at : from;
+    if (from < (to < end ? to : end))
+        seal_index_add(st, p + from, (to < end ? to : end) - from, p + from);
+    if (at < end && end <= to)
+        seal_index_end(st, p + end);
 }
 
 static int call_simple(struct part_writer *w, uint16_t opcode, struct buf *b, struct slice tail,
@@ -551,29 +559,38 @@ static struct slice piece_at(const struct part_writer *w, size_t at, struct buf 
 {
     size_t left = w->o.index->n - at;
     buf_reset(message);
-    msg_segment_index_encode(&(struct msg_segment_index){.segment = w->header.segment_id, .offset = at},
+    msg_segment_index_encode(&(struct msg_segment_index){.segment = w->header.segment_id,
+                                                         .index_offset = w->end_bytes,
+                                                         .offset = at},
                              message);
     return SLICE(w->o.index->p + at, left < INDEX_PIECE_BYTES ? left : INDEX_PIECE_BYTES);
 }
 
-/* Several at once. False: one failed, for whatever reason. */
-static bool send_pieces(struct part_writer *w)
+static bool piece_send(struct part_writer *w, struct index_piece *p, const struct buf *message,
+                       struct slice tail)
+{
+    if (message->failed || !piece_wait(w, p))
+        return false;
+    *p = (struct index_piece){
+        .call = {.opcode = OP_SEGMENT_INDEX, .done = piece_done}, .writer = w, .flying = true};
+    conn_submit(w->o.conn, &p->call, SLICE(message->p, message->n), tail);
+    return true;
+}
+
+/* Each piece is sealed, and digested while it is on its way, several at once. False: one did not arrive, for
+ * whatever reason. */
+static bool seal_and_send(struct part_writer *w, struct seal_state *st, struct sha256 *sum)
 {
     struct index_piece pieces[INDEX_CALLS] = {0};
     struct buf b = {0};
     bool good = true;
     size_t at = 0;
-    for (unsigned i = 0; good && at < w->o.index->n; i = (i + 1) % INDEX_CALLS) {
-        struct index_piece *p = &pieces[i];
-        if (!(good = piece_wait(w, p)))
-            break;
+    for (unsigned i = 0; at < w->o.index->n; i = (i + 1) % INDEX_CALLS) {
         struct slice tail = piece_at(w, at, &b);
+        seal_piece(w, st, at, tail.n);
+        good = good && piece_send(w, &pieces[i], &b, tail);
+        sha256_update(sum, tail.p, tail.n);
         at += tail.n;
-        if (!(good = !b.failed))
-            break;
-        *p = (struct index_piece){
-            .call = {.opcode = OP_SEGMENT_INDEX, .done = piece_done}, .writer = w, .flying = true};
-        conn_submit(w->o.conn, &p->call, SLICE(b.p, b.n), tail);
     }
     for (unsigned i = 0; i < INDEX_CALLS; i++)
         good &= piece_wait(w, &pieces[i]);
@@ -581,13 +598,12 @@ static bool send_pieces(struct part_writer *w)
     return good;
 }
 
-/* What failed is done again from the beginning, one after the other: the server passes over what it has, and
- * each call outlives a lost connection. */
-static int send_index(struct part_writer *w, struct err *e)
+/* One after the other: the server passes over what it has, and each call outlives a lost connection. */
+static int send_again(struct part_writer *w, struct err *e)
 {
     struct buf b = {0};
     int rc = 0;
-    for (size_t at = send_pieces(w) ? w->o.index->n : 0; rc == 0 && at < w->o.index->n;) {
+    for (size_t at = 0; rc == 0 && at < w->o.index->n;) {
         struct slice tail = piece_at(w, at, &b);
         rc = call_simple(w, OP_SEGMENT_INDEX, &b, tail, e);
         at += tail.n;
@@ -596,24 +612,15 @@ static int send_index(struct part_writer *w, struct err *e)
     return rc;
 }
 
-static void *sum_index(void *arg)
+static int send_index(struct part_writer *w, struct err *e)
 {
-    struct part_writer *w = arg;
-    sha256(w->o.index->p, w->o.index->n, w->index_digest);
-    return NULL;
-}
-
-/* A large one takes as long to digest as to send. */
-static int send_and_sum(struct part_writer *w, struct err *e)
-{
-    pthread_t thread;
-    bool beside =
-        w->o.index->n > INDEX_CALLS * INDEX_PIECE_BYTES && pthread_create(&thread, NULL, sum_index, w) == 0;
-    int rc = send_index(w, e);
-    if (beside)
-        pthread_join(thread, NULL);
-    else
-        sum_index(w);
+    struct seal_state *st = seal_state_create();
+    struct sha256 *sum = sha256_start();
+    int rc = st && sum ? begin_index(w, st, e) : err_set(e, ERR_NO_MEMORY, "no memory for a cipher");
+    if (rc == 0 && !seal_and_send(w, st, sum))
+        rc = send_again(w, e);
+    sha256_end(sum, w->index_digest);
+    seal_state_free(st);
     return rc;
 }
 
@@ -665,9 +672,7 @@ int part_writer_seal(struct part_writer *w, struct commit_part *out, struct err 
     struct segment_trailer t;
     int rc = wait_for_answers(w, e);
     if (rc == 0)
-        rc = build_index(w, e);
-    if (rc == 0)
-        rc = send_and_sum(w, e);
+        rc = send_index(w, e);
     if (rc == 0)
         rc = make_trailer(w, &t, e);
     if (rc == 0)

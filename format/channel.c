@@ -270,7 +270,7 @@ static int begin_payload(struct channel *c)
                c->sink.wants(c->sink.arg, &c->header);
     if (n == 0 || c->sinks)
         return 0;
-    size_t lead = c->header.opcode == OP_SEGMENT_CHUNK ? BLOCK_BYTES - CHUNK_MESSAGE_BYTES : 0;
+    size_t written = frame_written_at(c->header.opcode), lead = written > 0 ? BLOCK_BYTES - written : 0;
     size_t size = block_align(lead + n);
     if (size > c->memory_bytes || c->memory_bytes > 4 * size + IDLE_BYTES_MAX) {
         memory_drop(c);

@@ -100,11 +100,12 @@ const struct identity *channel_peer(const struct channel *c); /* NULL until read
 
 /*
  * A whole frame that has arrived. Payload memory belongs to the channel until channel_frame_done. It is
- * placed for direct I/O: the payload begins on a border of BLOCK_BYTES in memory, except that for
- * OP_SEGMENT_CHUNK the tail does, CHUNK_MESSAGE_BYTES behind the payload's begin. Behind the payload's end,
- * up to the next border, lie zeros that belong to it: a tail can be written in whole blocks without a copy.
+ * placed for direct I/O: the payload begins on a border of BLOCK_BYTES in memory, except that where a tail
+ * is to be written (frame_written_at) this one does. Behind the payload's end, up to the next border, lie
+ * zeros that belong to it: a tail can be written in whole blocks without a copy.
  *
  *   OP_SEGMENT_CHUNK   | 4036 unused | message, 60 | tail ............ | zeros |
+ *   OP_SEGMENT_INDEX   | 4064 unused | message, 32 | tail ............ | zeros |
  *   border             ^                           ^                           ^
  *   others             | payload ................................... | zeros |
  */
@@ -116,6 +117,14 @@ struct frame {
     struct hash128 tail_hash;
 };
 #define CHUNK_MESSAGE_BYTES 60 /* msg_segment_chunk as encoded: 16 + 4 + 40 */
+#define INDEX_MESSAGE_BYTES 32 /* msg_segment_index as encoded: 16 + 8 + 8 */
+/* Where in the payload begins what is written from where it lies; 0: nothing is. */
+static inline size_t frame_written_at(uint16_t opcode)
+{
+    return opcode == OP_SEGMENT_CHUNK   ? CHUNK_MESSAGE_BYTES
+           : opcode == OP_SEGMENT_INDEX ? INDEX_MESSAGE_BYTES
+                                        : 0;
+}
 /* 1: *out is filled; 0: more input is needed; <0: broken, ERR_PROTOCOL, ERR_VERSION or ERR_LIMIT. Call again
  * only after channel_frame_done. Before hello is done only payloads of FRAME_CONTROL_BYTES_MAX are taken in.
  */

@@ -329,8 +329,8 @@ int open_chunk(const struct seal *s, struct seal_state *st, uint32_t number, con
     return 0;
 }
 
-int seal_index(const struct seal *s, struct seal_state *st, const uint8_t public_digest[SHA256_BYTES],
-               const void *plain, size_t n, void *out, struct err *e)
+int seal_index_begin(const struct seal *s, struct seal_state *st, const uint8_t public_digest[SHA256_BYTES],
+                     size_t n, struct err *e)
 {
     uint8_t nonce[AEAD_NONCE_BYTES], ad[A_END_MAX];
     if (n > INDEX_BYTES_MAX - TAG_BYTES)
@@ -341,7 +341,28 @@ int seal_index(const struct seal *s, struct seal_state *st, const uint8_t public
         return rc;
     nonce_of(DOMAIN_INDEX, 0, nonce);
     memcpy(ad_begin(s, DOMAIN_INDEX, ad), public_digest, SHA256_BYTES);
-    aead_seal(sealing(s, st), nonce, ad, A_OWN + SHA256_BYTES, plain, n, out, NULL);
+    aead_begin(sealing(s, st), nonce, ad, A_OWN + SHA256_BYTES);
+    return 0;
+}
+
+void seal_index_add(struct seal_state *st, const void *plain, size_t n, void *out)
+{
+    aead_add(st->seals, plain, n, out);
+}
+
+void seal_index_end(struct seal_state *st, uint8_t tag[TAG_BYTES])
+{
+    aead_tag(st->seals, tag);
+}
+
+int seal_index(const struct seal *s, struct seal_state *st, const uint8_t public_digest[SHA256_BYTES],
+               const void *plain, size_t n, void *out, struct err *e)
+{
+    int rc = seal_index_begin(s, st, public_digest, n, e);
+    if (rc < 0)
+        return rc;
+    seal_index_add(st, plain, n, out);
+    seal_index_end(st, (uint8_t *)out + n);
     return 0;
 }
 

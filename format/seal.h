@@ -66,6 +66,12 @@ must_check int open_chunk_end(struct seal_state *st, uint32_t number, const stru
 must_check int seal_index(const struct seal *s, struct seal_state *st,
                           const uint8_t public_digest[SHA256_BYTES], const void *plain, size_t n, void *out,
                           struct err *e);
+/* The same piece by piece: n bytes in all, which are added in order, then the tag. A state seals one at a
+ * time. */
+must_check int seal_index_begin(const struct seal *s, struct seal_state *st,
+                                const uint8_t public_digest[SHA256_BYTES], size_t n, struct err *e);
+void seal_index_add(struct seal_state *st, const void *plain, size_t n, void *out);
+void seal_index_end(struct seal_state *st, uint8_t tag[TAG_BYTES]);
 must_check int open_index(const struct seal *s, struct seal_state *st,
                           const uint8_t public_digest[SHA256_BYTES], const void *stored, size_t n, void *out,
                           struct err *e);

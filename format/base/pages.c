@@ -17,16 +17,3 @@ void *pages_alloc(size_t n)
         (void)madvise(p, n / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES, MADV_HUGEPAGE);
     return p;
 }
-
-void *pages_grow(void *p, size_t n, size_t more)
-{
-    void *q = n > 0 ? mremap(p, n, more, MREMAP_MAYMOVE)
-                    : mmap(NULL, more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return q == MAP_FAILED ? NULL : q;
-}
-
-void pages_release(void *p, size_t n)
-{
-    if (n > 0)
-        munmap(p, n);
-}

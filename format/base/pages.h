@@ -11,10 +11,4 @@
 /* n > 0 bytes, uninitialised, on a border of 4096 at least; free() releases them. NULL: no memory. */
 void *pages_alloc(size_t n) __attribute__((malloc, warn_unused_result));
 
-/* Memory that grows without being copied: `n` bytes from earlier calls (0: none, p is NULL) become `more`,
- * which is larger, on a border of 4096; new ones are zero. NULL: no memory, and p stays as it is.
- * pages_release gives them back. */
-void *pages_grow(void *p, size_t n, size_t more) __attribute__((warn_unused_result));
-void pages_release(void *p, size_t n);
-
 #endif

@@ -40,7 +40,7 @@ void writer_close(struct store *s, struct segment *g)
     free(w->block);
     free(w->entries);
     free(w->states);
-    pages_release(w->index, w->index_capacity);
+    free(w->table);
     sha256_end(w->index_hash, NULL);
     free(w);
 }

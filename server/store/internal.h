@@ -21,7 +21,7 @@
 #include "server/store/store.h"
 
 #define OBJECT_NAME_BYTES (BACKEND_NAME_BYTES_MAX + 1)
-/* Memory for chunk tables and indexes of all segments being written. */
+/* Memory for the chunk tables of all segments being written. */
 #define TABLES_BYTES_MAX  (2ull << 30)
 #define SEGMENTS_OPEN_MAX 16384u /* each is an open file */
 #define PAYLOAD_MAX       (FRAME_PAYLOAD_BYTES_MAX - 1024u)

@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Writing segments: create, chunks in any order, index in order, seal, discard. Space and quota are reserved
- * before the first byte. Every message may be repeated after a lost connection.
+ * before the first byte. Chunks and pieces of the index are written from where they arrived. Every message
+ * may be repeated after a lost connection.
  */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "format/base/log.h"
-#include "format/base/pages.h"
 #include "server/store/writer.h"
-
-#define INDEX_WRITE_BYTES (4u << 20)
 
 static void segment_drop(struct task *t)
 {
@@ -194,6 +192,12 @@ static bool space_allows(struct task *t, uint64_t reserve_bytes)
     return false;
 }
 
+/* For each chunk its entry, as it came with the chunk and with the index, and its state. */
+static uint64_t tables_bytes(uint32_t chunks)
+{
+    return chunks * (CHUNK_ENTRY_BYTES + 1ull) + index_public_bytes(chunks);
+}
+
 static bool writer_alloc(struct store *s, struct segment *g, const struct create *c)
 {
     struct writer *w = calloc(1, sizeof *w);
@@ -203,11 +207,13 @@ static bool writer_alloc(struct store *s, struct segment *g, const struct create
     w->block = aligned_alloc(BLOCK_BYTES, BLOCK_BYTES);
     w->entries = calloc(w->chunks + 1u, sizeof *w->entries);
     w->states = calloc(w->chunks + 1u, 1);
+    w->table = malloc(index_public_bytes(w->chunks));
     w->index_hash = sha256_start();
-    if (!w->block || !w->entries || !w->states || !w->index_hash) {
+    if (!w->block || !w->entries || !w->states || !w->table || !w->index_hash) {
         free(w->block);
         free(w->entries);
         free(w->states);
+        free(w->table);
         sha256_end(w->index_hash, NULL);
         free(w);
         return false;
@@ -215,7 +221,7 @@ static bool writer_alloc(struct store *s, struct segment *g, const struct create
     memcpy(w->block, c->m.header.p, BLOCK_BYTES);
     w->header_hash = hash128(w->block, BLOCK_BYTES);
     w->reserve_bytes = c->m.reserve_bytes;
-    w->tables_bytes = (uint64_t)w->chunks * (CHUNK_ENTRY_BYTES + 1);
+    w->tables_bytes = tables_bytes(w->chunks);
     g->writer = w;
     g->run->tenant->reserved_bytes += w->reserve_bytes;
     metric_add(METRIC_reserved_bytes, (int64_t)w->reserve_bytes);
@@ -235,7 +241,7 @@ static void create_new(struct task *t)
         return;
     }
     if (s->segments_open >= SEGMENTS_OPEN_MAX ||
-        s->tables_bytes + (uint64_t)c->m.chunks * (CHUNK_ENTRY_BYTES + 1) > TABLES_BYTES_MAX) {
+        s->tables_bytes + tables_bytes(c->m.chunks) > TABLES_BYTES_MAX) {
         task_fail(t, ERR_BUSY, "the server writes %u segments already, as many as it can; try again later",
                   s->segments_open);
         return;
@@ -476,40 +482,93 @@ void do_segment_chunk(struct task *t)
 
 /* ---- the index ---- */
 
-static bool index_reserve(struct task *t, struct writer *w, size_t bytes)
+struct piece_job {
+    struct msg_segment_index m;
+    size_t bytes, padded; /* of it that are new */
+};
+
+static bool piece_fits(struct task *t, const struct writer *w, size_t n)
 {
-    if (bytes <= w->index_capacity)
-        return true;
-    size_t capacity = w->index_capacity ? w->index_capacity : 16u * BLOCK_BYTES;
-    while (capacity < bytes)
-        capacity *= 2;
-    uint64_t more = capacity - w->index_capacity;
-    if (t->s->tables_bytes + more > TABLES_BYTES_MAX) {
-        task_fail(t, ERR_BUSY, "the server holds as many indexes in memory as it may; try again later");
+    const struct msg_segment_index *m = &((struct piece_job *)t->own)->m;
+    uint64_t end;
+    if (m->offset % BLOCK_BYTES != 0 || m->index_offset % BLOCK_BYTES != 0 || m->index_offset < BLOCK_BYTES ||
+        (w->index_offset && m->index_offset != w->index_offset)) {
+        task_fail(t, ERR_INVALID,
+                  "a piece from byte %" PRIu64 " of an index at byte %" PRIu64
+                  " of the segment; expected multiples of %u, and the same place for all pieces",
+                  m->offset, m->index_offset, BLOCK_BYTES);
         return false;
     }
-    uint8_t *bigger = pages_grow(w->index, w->index_capacity, capacity);
-    if (!bigger) {
-        task_fail(t, ERR_NO_MEMORY, "the server has no memory for an index of %zu bytes; try again later",
-                  bytes);
+    if (m->offset > w->index_bytes || (w->index_bytes % BLOCK_BYTES != 0 && m->offset + n > w->index_bytes)) {
+        task_fail(t, ERR_INVALID,
+                  "a piece of %zu bytes of the index from %" PRIu64
+                  " on; the next piece begins at %zu, a multiple of %u unless all of it came",
+                  n, m->offset, w->index_bytes, BLOCK_BYTES);
         return false;
     }
-    w->index = bigger;
-    w->index_capacity = capacity;
-    w->tables_bytes += more;
-    t->s->tables_bytes += more;
+    if (m->offset + n > INDEX_BYTES_MAX ||
+        add_overflows(m->index_offset, block_align(m->offset + n) + BLOCK_BYTES, &end) ||
+        end > w->reserve_bytes) {
+        task_fail(t, ERR_LIMIT,
+                  "an index of %" PRIu64 " bytes or more at byte %" PRIu64
+                  " of the segment; at most %u, and what was reserved, are allowed",
+                  m->offset + n, m->index_offset, INDEX_BYTES_MAX);
+        return false;
+    }
     return true;
+}
+
+static void piece_written(struct task *t)
+{
+    const struct piece_job *job = t->own;
+    struct segment *g = t->segment;
+    struct store *s = t->s;
+    bool good = task_result(t) >= 0;
+    struct err why = t->io->op.err;
+    if (!good && g->state == SEGMENT_OPEN) /* what came behind it may be answered already */
+        segment_give_up(s, g, &why);
+    if (g->state == SEGMENT_OPEN)
+        segment_touch(s, g);
+    buffers_release(s, job->padded);
+    writer_end(s, g);
+    if (!good)
+        task_fail_io(t, "writing a piece of the index");
+    else if (g->state >= SEGMENT_LEAVING)
+        fail_gone(t, g);
+    else
+        task_end(t);
+}
+
+/* Takes in what is new of the piece. Pieces keep their order, so none waits for a buffer; few are under way.
+ */
+static void piece_take(struct task *t, struct segment *g, const uint8_t *p)
+{
+    struct piece_job *job = t->own;
+    struct writer *w = g->writer;
+    uint64_t place = job->m.index_offset + w->index_bytes;
+    size_t table = index_public_bytes(w->chunks), at = w->index_bytes;
+    if (at < table)
+        memcpy(w->table + at, p, job->bytes < table - at ? job->bytes : table - at);
+    sha256_update(w->index_hash, p, job->bytes);
+    w->index_offset = job->m.index_offset;
+    w->index_bytes += job->bytes;
+    job->padded = (size_t)block_align(job->bytes);
+    t->s->buffers_bytes += job->padded;
+    writer_begin(g);
+    backend_append(t->s->o.backend, task_op(t, piece_written), w->file, place, p, job->padded);
 }
 
 void do_segment_index(struct task *t)
 {
-    struct msg_segment_index m = {0};
+    struct piece_job *job = task_own(t, sizeof *job);
+    if (!job)
+        return;
     struct rcur in = rcur_of(t->op->payload, t->op->payload_bytes);
-    if (msg_segment_index_decode(&in, &m, t->err) < 0) {
+    if (msg_segment_index_decode(&in, &job->m, t->err) < 0) {
         task_end(t);
         return;
     }
-    struct segment *g = writable(t, &m.segment);
+    struct segment *g = writable(t, &job->m.segment);
     if (!g)
         return;
     struct writer *w = g->writer;
@@ -519,33 +578,17 @@ void do_segment_index(struct task *t)
                                                : "sealed, or whose seal was tried, already");
         return;
     }
-    if (m.offset > w->index_bytes) {
-        task_fail(t, ERR_INVALID, "a piece of the index from %" PRIu64 " on; the next piece begins at %zu",
-                  m.offset, w->index_bytes);
+    if (!piece_fits(t, w, in.left))
+        return;
+    size_t had = w->index_bytes - (size_t)job->m.offset;
+    if (in.left <= had) {
+        segment_touch(t->s, g);
+        task_end(t);
         return;
     }
-    uint64_t end = m.offset + in.left;
-    if (end > INDEX_BYTES_MAX || end + 2ull * BLOCK_BYTES > w->reserve_bytes) {
-        task_fail(t, ERR_LIMIT,
-                  "an index of %" PRIu64 " bytes or more; at most %u, and what was reserved, are allowed",
-                  end, INDEX_BYTES_MAX);
-        return;
-    }
-    size_t known = w->index_bytes - (size_t)m.offset < in.left ? w->index_bytes - (size_t)m.offset : in.left;
-    if (known > 0 && memcmp(w->index + m.offset, in.p, known) != 0) {
-        task_fail(t, ERR_EXISTS,
-                  "the index was sent before with other bytes; it is only ever sent again as the same");
-        return;
-    }
-    if (!index_reserve(t, w, (size_t)end))
-        return;
-    if (in.left > known) {
-        memcpy(w->index + w->index_bytes, in.p + known, in.left - known);
-        sha256_update(w->index_hash, in.p + known, in.left - known);
-        w->index_bytes += in.left - known;
-    }
-    segment_touch(t->s, g);
-    task_end(t);
+    check((uintptr_t)in.p % BLOCK_BYTES == 0);
+    job->bytes = in.left - had;
+    piece_take(t, g, in.p + had);
 }
 
 /* ---- seal ---- */
@@ -599,7 +642,7 @@ static void trailer_written(struct task *t)
             g->state = SEGMENT_OPEN;
         writer_end(s, g);
         if (task_result(t) < 0)
-            task_fail_io(t, "writing the index of a segment");
+            task_fail_io(t, "writing the trailer of a segment");
         else
             fail_gone(t, g);
         return;
@@ -610,38 +653,12 @@ static void trailer_written(struct task *t)
     backend_seal(s->o.backend, b, g->writer->file, t->io->name);
 }
 
-static void index_written(struct task *t)
-{
-    struct segment *g = t->segment;
-    struct writer *w = g->writer;
-    struct store *s = t->s;
-    size_t padded = (size_t)block_align(w->index_bytes);
-    if (t->io->op.result < 0 || g->state == SEGMENT_LEAVING) {
-        trailer_written(t);
-        return;
-    }
-    struct backend_op *b;
-    if (w->index_written < padded) {
-        size_t n =
-            padded - w->index_written < INDEX_WRITE_BYTES ? padded - w->index_written : INDEX_WRITE_BYTES;
-        uint64_t offset = w->trailer.index_offset + w->index_written;
-        const uint8_t *p = w->index + w->index_written;
-        w->index_written += n;
-        b = task_op(t, index_written);
-        backend_append(s->o.backend, b, w->file, offset, p, n);
-        return;
-    }
-    segment_trailer_encode(&w->trailer, w->block);
-    b = task_op(t, trailer_written);
-    backend_append(s->o.backend, b, w->file, w->trailer.file_bytes - BLOCK_BYTES, w->block, BLOCK_BYTES);
-}
-
 /* The table that the client sealed must be the one that the server received. */
 static bool table_matches(struct task *t, const struct writer *w, const struct segment_trailer *trailer)
 {
     struct chunk_entry *chunks = NULL;
     uint32_t count = 0;
-    if (index_public_decode(w->index, (size_t)trailer->index_public_bytes, trailer->index_offset, &chunks,
+    if (index_public_decode(w->table, (size_t)trailer->index_public_bytes, trailer->index_offset, &chunks,
                             &count, t->err) < 0) {
         task_end(t);
         return false;
@@ -674,12 +691,13 @@ static bool seal_matches(struct task *t, const struct writer *w, const struct se
                   w->received, w->chunks, missing, trailer->chunks);
         return false;
     }
-    if (trailer->index_bytes != w->index_bytes || trailer->file_bytes > w->reserve_bytes) {
+    if (trailer->index_bytes != w->index_bytes || trailer->index_offset != w->index_offset ||
+        trailer->file_bytes > w->reserve_bytes) {
         task_fail(t, ERR_INVALID,
-                  "the trailer speaks of %" PRIu64 " bytes of index in a file of %" PRIu64
-                  ", %zu bytes of index came "
-                  "and %" PRIu64 " bytes are reserved",
-                  trailer->index_bytes, trailer->file_bytes, w->index_bytes, w->reserve_bytes);
+                  "the trailer speaks of %" PRIu64 " bytes of index at byte %" PRIu64 " in a file of %" PRIu64
+                  "; %zu came, for byte %" PRIu64 ", and %" PRIu64 " bytes are reserved",
+                  trailer->index_bytes, trailer->index_offset, trailer->file_bytes, w->index_bytes,
+                  w->index_offset, w->reserve_bytes);
         return false;
     }
     return true;
@@ -725,14 +743,13 @@ static void seal_look(struct task *t)
     }
     if (!table_matches(t, w, &job->trailer))
         return;
-    memset(w->index + w->index_bytes, 0, (size_t)(block_align(w->index_bytes) - w->index_bytes));
     w->trailer = job->trailer;
-    w->index_written = 0;
     g->state = SEGMENT_SEALING;
     segment_touch(t->s, g);
     writer_begin(g);
-    t->io->op.result = 0;
-    index_written(t);
+    segment_trailer_encode(&w->trailer, w->block);
+    backend_append(t->s->o.backend, task_op(t, trailer_written), w->file, w->trailer.file_bytes - BLOCK_BYTES,
+                   w->block, BLOCK_BYTES);
 }
 
 void do_segment_seal(struct task *t)

@@ -23,7 +23,7 @@ static const struct handler {
     [OP_ATTEMPT] = {.start = do_attempt, .changes = true},
     [OP_SEGMENT_CREATE] = {.start = do_segment_create, .changes = true},
     [OP_SEGMENT_CHUNK] = {.start = do_segment_chunk, .changes = true},
-    [OP_SEGMENT_INDEX] = {.start = do_segment_index, .changes = true, .waits = true},
+    [OP_SEGMENT_INDEX] = {.start = do_segment_index, .changes = true},
     [OP_SEGMENT_SEAL] = {.start = do_segment_seal, .changes = true},
     [OP_SEGMENT_DISCARD] = {.start = do_segment_discard, .waits = true},
     [OP_JOIN] = {.start = do_join, .waits = true},

@@ -17,12 +17,12 @@ struct writer {
     uint64_t reserve_bytes, tables_bytes;
     uint8_t (*entries)[CHUNK_ENTRY_BYTES]; /* as they came */
     uint8_t *states;                       /* enum chunk_state of each */
-    uint8_t *index;                        /* aligned, so that it can be written from where it stands */
-    size_t index_bytes, index_capacity;
+    uint8_t *table;                        /* the index's public part, as far as it came */
+    uint64_t index_offset;                 /* 0: no piece came yet */
+    size_t index_bytes;                    /* that came, and are written */
     struct sha256 *index_hash; /* of the index_bytes; NULL once it has been asked for the digest */
     uint8_t index_digest[SHA256_BYTES];
     struct segment_trailer trailer;
-    size_t index_written;
 };
 
 /* An operation on the file begins, has ended. A segment that was given up meanwhile is discarded after its

@@ -13,7 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 static void check_place(const struct frame *f)
 {
-    size_t lead = f->header.opcode == OP_SEGMENT_CHUNK ? CHUNK_MESSAGE_BYTES : 0;
+    size_t lead = frame_written_at(f->header.opcode);
     size_t bytes = f->header.payload_bytes;
     if (bytes == 0)
         return;

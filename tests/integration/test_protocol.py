@@ -276,6 +276,7 @@ class Part:
         return gcm_seal(self.key, struct.pack("<IQ", domain, counter), struct.pack("<I", domain) + self.context + own, plain)
 
     def finish(self, index_offset):
+        self.index_offset = index_offset
         body = b"LARDINDX" + struct.pack("<IIQ", 1, len(self.entries), 0) + b"".join(self.entries)
         public = struct.pack("<Q", xxh64(body)) + body
         private = struct.pack("<6I", 1, len(self.entries), len(self.plains), 0, 0, 0) + b"".join(map(xxh128, self.plains))
@@ -305,8 +306,8 @@ class Part:
         for i in [client.begin("segment_chunk", self.stored[i], segment=self.id, number=i, entry=self.entries[i])
                   for i in reversed(range(len(self.entries)))]:
             client.end(i, "segment_chunk")
-        for at in range(0, len(self.index), 100):
-            client.call("segment_index", self.index[at:at + 100], segment=self.id, offset=at)
+        for at in range(0, len(self.index), 4096):
+            client.call("segment_index", self.index[at:at + 4096], segment=self.id, index_offset=self.index_offset, offset=at)
         client.call("segment_seal", segment=self.id, trailer=self.trailer)
 
     def join(self, client, **more):

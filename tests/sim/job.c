@@ -87,13 +87,16 @@ static enum err_class call_once(struct actor *a, uint16_t opcode, struct buf *m,
 static enum err_class send_index(struct actor *a, const struct sim_part *p)
 {
     enum err_class class = ERR_NONE;
-    size_t piece = 1 + roll(a, (uint32_t)p->index.n);
+    size_t piece = BLOCK_BYTES * (1u + roll(a, 1u + (uint32_t)p->index.n / BLOCK_BYTES));
     for (size_t at = 0; at < p->index.n && class == ERR_NONE; at += piece) {
         struct buf m = {0};
         size_t n = p->index.n - at < piece ? p->index.n - at : piece;
         if (at > 0)
             n = piece = p->index.n - at; /* two are enough */
-        msg_segment_index_encode(&(struct msg_segment_index){.segment = p->h.segment_id, .offset = at}, &m);
+        msg_segment_index_encode(&(struct msg_segment_index){.segment = p->h.segment_id,
+                                                             .index_offset = p->index_offset,
+                                                             .offset = at},
+                                 &m);
         class = call_once(a, OP_SEGMENT_INDEX, &m, SLICE(p->index.p + at, n));
     }
     return class;

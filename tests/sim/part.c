@@ -146,6 +146,7 @@ static void make_index(struct sim_part *p, const struct seal *seal, struct index
     sha256(p->index.p, p->index.n, t.index_digest);
     must(seal_trailer(seal, seal_scratch(), &t, &e), &e);
     segment_trailer_encode(&t, p->trailer);
+    p->index_offset = t.index_offset;
     p->file_bytes = t.file_bytes;
     memcpy(p->index_digest, t.index_digest, SHA256_BYTES);
 }

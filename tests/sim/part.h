@@ -20,7 +20,7 @@ struct sim_part {
     struct chunk_entry entry[PART_TENSORS_MAX];
     struct buf stored[PART_TENSORS_MAX];
     struct buf index;
-    uint64_t file_bytes, plain_bytes;
+    uint64_t index_offset, file_bytes, plain_bytes;
     uint8_t index_digest[SHA256_BYTES];
 };
 

@@ -118,7 +118,8 @@ static size_t make_index(const struct handmade *p, struct buf *index)
 struct buf handmade_index(const struct handmade *p, struct buf *tail)
 {
     struct buf b = {0};
-    struct msg_segment_index m = {.segment = p->segment};
+    struct msg_segment_index m = {.segment = p->segment,
+                                  .index_offset = p->bytes_offset + PART_CHUNKS * p->chunk_bytes};
     (void)make_index(p, tail);
     msg_segment_index_encode(&m, &b);
     return b;

@@ -460,6 +460,7 @@ void rig_part_make(struct store_rig *r, struct rig_part *p)
     seal_free(seal);
     memcpy(p->index_digest, t.index_digest, SHA256_BYTES);
     p->file_bytes = t.file_bytes;
+    p->index_offset = t.index_offset;
     p->reserve_bytes = t.file_bytes + 5 * BLOCK_BYTES;
 }
 
@@ -478,6 +479,19 @@ struct ask *rig_create(struct store_rig *r, const struct rig_part *p)
                .reserve_bytes = p->reserve_bytes, .header = SLICE(p->header, BLOCK_BYTES));
 }
 
+/* A message and a tail that lies ready to be written. */
+static struct ask *ask_to_write(struct ask *c, const void *tail, size_t n)
+{
+    size_t room = BLOCK_BYTES + (size_t)block_align(n);
+    check((c->aligned = aligned_alloc(BLOCK_BYTES, room)));
+    memset(c->aligned, 0, room);
+    memcpy(c->aligned + BLOCK_BYTES - c->payload.n, c->payload.p, c->payload.n);
+    memcpy(c->aligned + BLOCK_BYTES, tail, n);
+    c->op.payload = c->aligned + BLOCK_BYTES - c->payload.n;
+    c->op.payload_bytes = c->payload.n + n;
+    return c;
+}
+
 struct ask *rig_chunk(struct store_rig *r, const struct rig_part *p, uint32_t number)
 {
     const struct rig_chunk *x = &p->chunk[number];
@@ -485,21 +499,14 @@ struct ask *rig_chunk(struct store_rig *r, const struct rig_part *p, uint32_t nu
     memcpy(m.entry.bytes, x->entry, sizeof x->entry);
     struct ask *c = ask_new(r, OP_SEGMENT_CHUNK);
     msg_segment_chunk_encode(&m, &c->payload);
-    size_t room = BLOCK_BYTES + (size_t)block_align(x->n);
-    check((c->aligned = aligned_alloc(BLOCK_BYTES, room)));
-    memset(c->aligned, 0, room);
-    memcpy(c->aligned + BLOCK_BYTES - c->payload.n, c->payload.p, c->payload.n);
-    memcpy(c->aligned + BLOCK_BYTES, x->bytes, x->n);
-    c->op.payload = c->aligned + BLOCK_BYTES - c->payload.n;
-    c->op.payload_bytes = c->payload.n + x->n;
-    return c;
+    return ask_to_write(c, x->bytes, x->n);
 }
 
 struct ask *rig_index(struct store_rig *r, const struct rig_part *p, size_t from, size_t n)
 {
-    struct ask *c = ASK(r, OP_SEGMENT_INDEX, segment_index, .segment = p->segment, .offset = from);
-    buf_put(&c->payload, p->index.p + from, n);
-    return c;
+    struct ask *c = ASK(r, OP_SEGMENT_INDEX, segment_index, .segment = p->segment,
+                        .index_offset = p->index_offset, .offset = from);
+    return ask_to_write(c, p->index.p + from, n);
 }
 
 struct ask *rig_seal(struct store_rig *r, const struct rig_part *p)
@@ -537,8 +544,8 @@ enum err_class rig_part_write(struct store_rig *r, const struct rig_part *p)
     enum err_class class = ask_once(rig_create(r, p));
     for (uint32_t i = p->chunks; i-- > 0 && class == ERR_NONE;) /* any order will do */
         class = ask_once(rig_chunk(r, p, i));
-    size_t half = p->index.n / 2;
-    if (class == ERR_NONE)
+    size_t half = p->index.n / 2 / BLOCK_BYTES * BLOCK_BYTES;
+    if (class == ERR_NONE && half > 0)
         class = ask_once(rig_index(r, p, 0, half));
     if (class == ERR_NONE)
         class = ask_once(rig_index(r, p, half, p->index.n - half));

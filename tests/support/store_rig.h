@@ -100,7 +100,7 @@ struct rig_part {
     uint32_t index_extra; /* bytes of the sealed part of the index */
     /* Filled by rig_part_make. */
     uint8_t header[BLOCK_BYTES], trailer[BLOCK_BYTES];
-    uint64_t reserve_bytes, file_bytes;
+    uint64_t reserve_bytes, file_bytes, index_offset;
     uint8_t index_digest[SHA256_BYTES];
     struct buf index;
     struct rig_chunk {

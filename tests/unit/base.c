@@ -10,7 +10,6 @@
 #include "format/base/cursor.h"
 #include "format/base/err.h"
 #include "format/base/hash.h"
-#include "format/base/pages.h"
 #include "format/base/secret.h"
 #include "format/wire.h"
 
@@ -122,39 +121,12 @@ static void frame_header_is_strict(void **state)
     assert_int_equal(frame_header_decode(raw, &got, NULL), -EPROTONOSUPPORT);
 }
 
-static void pages_grow_without_losing_what_they_hold(void **state)
-{
-    (void)state;
-    const size_t sizes[] = {4096, 65536, 1u << 20, 8u << 20};
-    uint8_t *p = NULL;
-    size_t had = 0;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        p = pages_grow(p, had, sizes[i]);
-        assert_non_null(p);
-        assert_int_equal((uintptr_t)p % 4096, 0);
-        for (size_t at = 0; at < had; at += 4096)
-            assert_int_equal(p[at], 0x5a);
-        for (size_t at = had; at < sizes[i]; at++)
-            assert_int_equal(p[at], 0);
-        had = sizes[i];
-        memset(p, 0x5a, had);
-    }
-    assert_null(pages_grow(p, had, (size_t)1 << 47)); /* all that a process can have */
-    assert_int_equal(p[had - 1], 0x5a);
-    pages_release(p, had);
-    pages_release(NULL, 0);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pages_grow_without_losing_what_they_hold),
-        cmocka_unit_test(cursor_reads_what_buf_wrote),
-        cmocka_unit_test(buf_keeps_its_limit),
-        cmocka_unit_test(errors_prepend_and_quote),
-        cmocka_unit_test(secret_is_compared_and_kept),
-        cmocka_unit_test(message_round_trip_and_cuts),
-        cmocka_unit_test(frame_header_is_strict),
+        cmocka_unit_test(cursor_reads_what_buf_wrote), cmocka_unit_test(buf_keeps_its_limit),
+        cmocka_unit_test(errors_prepend_and_quote),    cmocka_unit_test(secret_is_compared_and_kept),
+        cmocka_unit_test(message_round_trip_and_cuts), cmocka_unit_test(frame_header_is_strict),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

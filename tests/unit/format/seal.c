@@ -347,6 +347,25 @@ static void a_state_follows_the_seal(void **state)
     dek_free(&dek);
 }
 
+static void an_index_is_sealed_piece_by_piece(void **state)
+{
+    (void)state;
+    struct fixture f;
+    uint8_t digest[SHA256_BYTES], sealed[PLAIN + TAG_BYTES], out[PLAIN];
+    make(&f);
+    ramp(digest, sizeof digest, 9);
+    memcpy(sealed, f.plain, PLAIN);
+    assert_int_equal(seal_index_begin(f.writes, f.st, digest, INDEX_BYTES_MAX, NULL), -E2BIG);
+    assert_int_equal(seal_index_begin(f.writes, f.st, digest, PLAIN, NULL), 0);
+    for (size_t at = 0, n = 1; at < PLAIN; at += n, n = 3 * n < PLAIN - at ? 3 * n : PLAIN - at)
+        seal_index_add(f.st, sealed + at, n, sealed + at);
+    seal_index_end(f.st, sealed + PLAIN);
+    assert_int_equal(open_index(f.reads, f.st, digest, sealed, sizeof sealed, out, NULL), 0);
+    assert_memory_equal(out, f.plain, PLAIN);
+    assert_int_equal(seal_index_begin(f.writes, f.st, digest, PLAIN, NULL), -EEXIST);
+    drop(&f);
+}
+
 static void index_and_trailer_are_bound(void **state)
 {
     (void)state;
@@ -453,6 +472,7 @@ int main(void)
         cmocka_unit_test(nothing_is_sealed_twice),
         cmocka_unit_test(threads_do_not_share_a_number),
         cmocka_unit_test(a_state_follows_the_seal),
+        cmocka_unit_test(an_index_is_sealed_piece_by_piece),
         cmocka_unit_test(index_and_trailer_are_bound),
         cmocka_unit_test(a_chunk_has_the_bytes_of_the_specification),
     };

@@ -285,7 +285,7 @@ static void an_older_attempt_is_fenced_everywhere(void **state)
     assert_int_equal(number, 2);
     assert_int_equal(finish(join), ERR_FENCED);
     struct ask *all[] = {rig_chunk(&rig, &open, 0),
-                         rig_index(&rig, &open, 0, 10),
+                         rig_index(&rig, &open, 0, open.index.n),
                          rig_seal(&rig, &open),
                          rig_create(&rig, &open),
                          rig_join(&rig, &sealed, 0),

@@ -144,7 +144,7 @@ static void a_writer_goes_on_where_it_was(void **state)
     assert_int_equal(once(rig_create(&rig, &p)), ERR_NONE);
     assert_int_equal(once(rig_chunk(&rig, &p, 1)), ERR_NONE);
     assert_int_equal(once(rig_chunk(&rig, &p, 3)), ERR_NONE);
-    assert_int_equal(once(rig_index(&rig, &p, 0, 100)), ERR_NONE);
+    assert_int_equal(once(rig_index(&rig, &p, 0, BLOCK_BYTES)), ERR_NONE);
     struct ask *c = rig_create(&rig, &p);
     assert_int_equal(ask_do(c), ERR_NONE);
     struct msg_segment_create_reply reply = ANSWER(c, segment_create_reply);
@@ -161,7 +161,7 @@ static void a_writer_goes_on_where_it_was(void **state)
     assert_non_null(strstr(rig.err.text, "2 of 5 chunks"));
     for (uint32_t i = 0; i < 5; i++)
         assert_int_equal(once(rig_chunk(&rig, &p, i)), ERR_NONE);
-    assert_int_equal(once(rig_index(&rig, &p, 200, 100)), ERR_INVALID);  /* a gap */
+    assert_int_equal(once(rig_index(&rig, &p, 2 * BLOCK_BYTES, 100)), ERR_INVALID); /* a gap */
     assert_int_equal(once(rig_index(&rig, &p, 0, p.index.n)), ERR_NONE); /* from the begin, which is known */
     assert_int_equal(once(rig_seal(&rig, &p)), ERR_NONE);
     assert_int_equal(once(rig_seal(&rig, &p)), ERR_NONE);
@@ -201,6 +201,56 @@ static void a_chunk_is_never_another(void **state)
     struct ask *c = rig_chunk(&rig, &p, 1); /* a tail that is not as long as the entry says */
     c->op.payload_bytes--;
     assert_int_equal(once(c), p.chunk[1].n ? ERR_PROTOCOL : ERR_PROTOCOL);
+    rig_part_free(&p);
+}
+
+static void pieces_of_an_index_lie_side_by_side(void **state)
+{
+    (void)state;
+    struct rig_part p = part_of(2), other = p;
+    size_t n = p.index.n, last = n / BLOCK_BYTES * BLOCK_BYTES;
+    assert_int_equal(once(rig_create(&rig, &p)), ERR_NONE);
+    other.index_offset += BLOCK_BYTES;
+    assert_int_equal(once(rig_index(&rig, &p, 0, BLOCK_BYTES)), ERR_NONE); /* before the chunks */
+    assert_int_equal(once(rig_index(&rig, &other, BLOCK_BYTES, BLOCK_BYTES)), ERR_INVALID);
+    assert_int_equal(once(rig_index(&rig, &p, 100, 200)), ERR_INVALID);
+    assert_int_equal(once(rig_index(&rig, &p, 0, 2 * BLOCK_BYTES)), ERR_NONE); /* half of it is known */
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(once(rig_chunk(&rig, &p, i)), ERR_NONE);
+    assert_int_equal(once(rig_seal(&rig, &p)), ERR_INVALID); /* not yet */
+    assert_int_equal(once(rig_index(&rig, &p, last, n - last)), ERR_NONE);
+    assert_int_equal(once(rig_index(&rig, &p, last, n - last - 1)), ERR_NONE); /* known too */
+    buf_zeros(&p.index, 2 * BLOCK_BYTES);
+    assert_int_equal(once(rig_index(&rig, &p, 0, n + 1)), ERR_INVALID); /* behind the last */
+    assert_int_equal(once(rig_seal(&rig, &p)), ERR_NONE);
+    size_t file_bytes;
+    uint8_t *file = rig_object_read(&rig, rig_segment_name(&rig, &p), &file_bytes);
+    assert_int_equal(file_bytes, p.file_bytes);
+    assert_memory_equal(file + p.index_offset, p.index.p, n + block_align(n) - n);
+    free(file);
+    rig_part_free(&p);
+}
+
+static void an_index_has_its_place(void **state)
+{
+    (void)state;
+    struct rig_part p = part_of(2), wrong = p;
+    const uint64_t offsets[] = {0, p.index_offset + 1, p.reserve_bytes,
+                                UINT64_MAX / BLOCK_BYTES * BLOCK_BYTES};
+    const enum err_class classes[] = {ERR_INVALID, ERR_INVALID, ERR_LIMIT, ERR_LIMIT};
+    assert_int_equal(once(rig_create(&rig, &p)), ERR_NONE);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(once(rig_chunk(&rig, &p, i)), ERR_NONE);
+    for (int i = 0; i < 4; i++) {
+        wrong.index_offset = offsets[i];
+        assert_int_equal(once(rig_index(&rig, &wrong, 0, p.index.n)), classes[i]);
+    }
+    wrong.index_offset = p.index_offset + BLOCK_BYTES;
+    assert_int_equal(once(rig_index(&rig, &wrong, 0, p.index.n)), ERR_NONE);
+    assert_int_equal(once(rig_seal(&rig, &p)), ERR_INVALID); /* the trailer looks elsewhere */
+    assert_int_equal(once(ASK(&rig, OP_SEGMENT_DISCARD, segment_discard, .segment = p.segment)), ERR_NONE);
+    store_rig_sleep(&rig, 20);
+    assert_int_equal(reserved(), 0);
     rig_part_free(&p);
 }
 
@@ -355,6 +405,8 @@ int main(void)
         ON_FOLDER(many_chunks_in_flight),
         ON_MEMORY(a_writer_goes_on_where_it_was),
         ON_MEMORY(a_chunk_is_never_another),
+        ON_MEMORY(pieces_of_an_index_lie_side_by_side),
+        ON_MEMORY(an_index_has_its_place),
         ON_MEMORY(a_seal_that_does_not_match_is_refused),
         ON_FOLDER(a_seal_that_does_not_match_is_refused),
         ON_MEMORY(headers_are_checked),

@@ -124,7 +124,7 @@ static struct ask *odd_request(const struct rig_part *p)
 {
     switch (dice(6)) {
     case 0: return rig_create(&rig, p);
-    case 1: return rig_index(&rig, p, 0, dice((uint32_t)p->index.n));
+    case 1: return rig_index(&rig, p, 0, dice((uint32_t)p->index.n) / BLOCK_BYTES * BLOCK_BYTES);
     case 2: return rig_seal(&rig, p);
     case 3: return rig_join(&rig, p, 0);
     case 4: return rig_chunk(&rig, p, dice(p->chunks));
