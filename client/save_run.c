@@ -398,9 +398,10 @@ static struct part_writer *wind_up(struct larder_save *s)
  * index. */
 static void forget(struct larder_save *s)
 {
-    pthread_mutex_lock(&s->saver->lock);
-    snapshot_forget(&s->snapshot);
-    pthread_mutex_unlock(&s->saver->lock);
+    struct saver *v = s->saver;
+    pthread_mutex_lock(&v->lock);
+    snapshot_forget(&s->snapshot, &v->kept);
+    pthread_mutex_unlock(&v->lock);
 }
 
 /* Whoever waits is told. */

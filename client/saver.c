@@ -304,6 +304,7 @@ void saver_destroy(struct saver *v)
         next = a->next;
         free(a);
     }
+    snapshot_memory_free(&v->kept);
     free(v->queue);
     free(v->workers);
     pthread_cond_destroy(&v->changed);

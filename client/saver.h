@@ -101,6 +101,7 @@ struct saver {
     const struct larder_save *unseen_of; /* only compared */
     uint64_t skipped;
     struct snapshot_size expected; /* as the last one: mostly the next is like it */
+    struct snapshot_memory kept;
 
     struct filled *queue; /* a ring: as many as there are slots */
     size_t queue_cap, queue_at, queue_count;

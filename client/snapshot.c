@@ -12,20 +12,34 @@
 #include "format/base/utf8.h"
 
 #define NAMES_MIN        64u
+#define LARGE_BYTES      (2u << 20)
 #define ALIAS            (1u << 31) /* of the number of a name: what is left is that of an alias */
 #define RECORD_BYTES_MAX (2u + 2u + 24u * TENSOR_DIMS_MAX + 8u + HASH128_BYTES) /* without its name */
 #define SMALL_BYTES_MAX  (CHUNK_PLAIN_BYTES_MAX / 4)                            /* as format/index.h says */
 
 /* ---- growing tables ---- */
 
+/* As realloc, on large pages: it is gone through once more when all other memory has passed the caches. */
+static void *grown(void *old, size_t used, size_t bytes)
+{
+    if (bytes < LARGE_BYTES)
+        return realloc(old, bytes);
+    void *p = pages_alloc(bytes);
+    if (p && used > 0)
+        memcpy(p, old, used);
+    if (p)
+        free(old);
+    return p;
+}
+
 static int grow(void *table, uint32_t count, uint32_t *cap, size_t size)
 {
-    void **t = table;
+    void **t = table, *p;
+    size_t bytes;
     if (count < *cap)
         return 0;
     uint32_t bigger = *cap ? *cap * 2 : 16;
-    void *p = reallocarray(*t, bigger, size);
-    if (!p)
+    if (mul_overflows(bigger, size, &bytes) || !(p = grown(*t, count * size, bytes)))
         return -ENOMEM;
     *t = p;
     *cap = bigger;
@@ -433,9 +447,8 @@ static int place_of(struct larder *c, const struct larder_tensor *t, const struc
 
 static int may_add(const struct snapshot *s, struct err *e)
 {
-    return s->records_at > 0
-               ? err_set(e, ERR_INVALID, "nothing can be added to this save any more; begin another")
-               : 0;
+    return s->closed ? err_set(e, ERR_INVALID, "nothing can be added to this save any more; begin another")
+                     : 0;
 }
 
 static int check_tensor(const struct snapshot *s, const struct larder_tensor *t, struct tensor *x,
@@ -469,18 +482,33 @@ static bool is_partial(const struct tensor *t)
     return memcmp(t->lengths, t->shape, t->dims * sizeof *t->shape) != 0 && !box_is_empty(t->dims, t->shape);
 }
 
+static bool room_in_index(struct snapshot *s, size_t more)
+{
+    struct buf *b = &s->index;
+    size_t cap = 2 * b->cap > b->n + more ? 2 * b->cap : b->n + more;
+    if (b->cap - b->n >= more)
+        return true;
+    uint8_t *p = grown(b->p, b->n, cap);
+    if (!p)
+        return false;
+    b->p = p;
+    b->cap = cap;
+    return true;
+}
+
 /* There is room but for the record. */
 static int add_record(struct snapshot *s, const struct tensor *x, struct err *e)
 {
-    if (!buf_reserve(&s->index, RECORD_BYTES_MAX + x->name.n) || s->index.n > INDEX_BYTES_MAX) {
+    bool room = room_in_index(s, RECORD_BYTES_MAX + x->name.n);
+    if (!room || s->index.n > INDEX_BYTES_MAX) {
         s->incomplete = true; /* its name is noted */
-        return s->index.failed ? no_memory(e)
-                               : err_set(e, ERR_LIMIT,
-                                         "the tensors added so far take %zu bytes of index, at most %u are "
-                                         "allowed; save fewer or shorter-named tensors per rank",
-                                         s->index.n, INDEX_BYTES_MAX);
+        return !room ? no_memory(e)
+                     : err_set(e, ERR_LIMIT,
+                               "the tensors added so far take %zu bytes of index, at most %u are "
+                               "allowed; save fewer or shorter-named tensors per rank",
+                               s->index.n, INDEX_BYTES_MAX);
     }
-    s->records[s->tensor_count++] = (uint32_t)s->index.n;
+    s->records[s->tensor_count++] = (uint32_t)(s->index.n - s->records_at);
     record_put(&s->index, x, !s->alone);
     if (s->partial == 0 && is_partial(x))
         s->partial = s->tensor_count;
@@ -697,6 +725,12 @@ void snapshot_hash(struct snapshot *s, uint32_t chunk, const uint8_t *bytes)
 
 /* ---- the index ---- */
 
+/* Before the first record of an index of so many chunks. */
+static size_t head_bytes(uint32_t chunks)
+{
+    return index_public_bytes(chunks) + index_private_head_bytes(chunks);
+}
+
 int snapshot_close(struct snapshot *s, struct err *e)
 {
     struct index_private x = {.tensor_count = s->tensor_count,
@@ -705,59 +739,103 @@ int snapshot_close(struct snapshot *s, struct err *e)
                               .blobs = s->blobs,
                               .blob_count = s->blob_count,
                               .chunk_count = s->chunk_count};
-    size_t room = index_public_bytes(s->chunk_count);
-    if (s->records_at > 0)
+    if (s->closed)
         return 0;
-    int rc = index_private_finish(&x, room, &s->index, e);
+    int rc = index_private_finish(&x, index_public_bytes(s->chunk_count), s->records_at, &s->index, e);
     if (rc < 0)
         return rc;
-    s->records_at = room + index_private_head_bytes(s->chunk_count);
-    free(s->names.slots);
-    s->names = (struct name_set){0};
+    s->records_at = head_bytes(s->chunk_count);
+    s->closed = true;
     return 0;
 }
 
-void snapshot_expect(struct snapshot *s, const struct snapshot_size *size)
+/* ---- memory that goes round ---- */
+
+static struct snapshot_memory memory_take(struct snapshot *s)
+{
+    struct snapshot_memory m = {.index = s->index,
+                                .records = s->records,
+                                .tensor_items = s->tensor_items,
+                                .tensor_cap = s->tensor_cap,
+                                .names = s->names};
+    s->index = (struct buf){0};
+    s->records = NULL;
+    s->tensor_items = NULL;
+    s->tensor_cap = 0;
+    s->names = (struct name_set){0};
+    return m;
+}
+
+void snapshot_memory_free(struct snapshot_memory *m)
+{
+    buf_free(&m->index);
+    free(m->records);
+    free(m->tensor_items);
+    free(m->names.slots);
+    *m = (struct snapshot_memory){0};
+}
+
+/* What was kept for far more tensors would only lie there. */
+static void memory_use(struct snapshot *s, struct snapshot_memory *m, uint32_t tensors)
+{
+    if (m->tensor_cap / 4 > tensors)
+        snapshot_memory_free(m);
+    s->index = m->index;
+    buf_reset(&s->index);
+    s->records = m->records;
+    s->tensor_items = m->tensor_items;
+    s->tensor_cap = m->tensor_cap;
+    s->names = m->names;
+    s->names.count = 0;
+    if (s->names.slots)
+        memset(s->names.slots, 0, s->names.slot_count * sizeof *s->names.slots);
+    *m = (struct snapshot_memory){0};
+}
+
+void snapshot_expect(struct snapshot *s, const struct snapshot_size *size, struct snapshot_memory *kept)
 {
     size_t slots = NAMES_MIN, n = size->tensors;
     while (slots < 2 * (n + 1))
         slots *= 2;
-    if (n == 0 || grow_names(&s->names, slots) < 0)
+    memory_use(s, kept, size->tensors);
+    if (n == 0 || (s->names.slot_count < slots && grow_names(&s->names, slots) < 0))
         return;
-    if (!buf_reserve(&s->index, size->index_bytes)) {
-        buf_free(&s->index); /* else it would stay failed */
+    if (!room_in_index(s, size->index_bytes))
         return;
-    }
-    s->records = malloc(n * sizeof *s->records);
-    s->tensor_items = malloc(n * sizeof *s->tensor_items);
-    if (s->records && s->tensor_items) {
-        s->tensor_cap = size->tensors;
+    s->records_at = head_bytes(size->chunks);
+    buf_zeros(&s->index, s->records_at);
+    if (s->tensor_cap >= size->tensors)
         return;
-    }
+    free(s->records);
+    free(s->tensor_items);
+    s->records = grown(NULL, 0, n * sizeof *s->records);
+    s->tensor_items = grown(NULL, 0, n * sizeof *s->tensor_items);
+    s->tensor_cap = size->tensors;
+    if (s->records && s->tensor_items)
+        return;
     free(s->records);
     free(s->tensor_items);
     s->records = NULL;
     s->tensor_items = NULL;
+    s->tensor_cap = 0;
 }
 
 struct snapshot_size snapshot_size(const struct snapshot *s)
 {
-    return (struct snapshot_size){.tensors = s->tensor_count, .index_bytes = s->index.n + TAG_BYTES};
+    return (struct snapshot_size){
+        .tensors = s->tensor_count, .chunks = s->chunk_count, .index_bytes = s->index.n + TAG_BYTES};
 }
 
-void snapshot_forget(struct snapshot *s)
+void snapshot_forget(struct snapshot *s, struct snapshot_memory *kept)
 {
-    buf_free(&s->index);
-    free(s->records);
-    free(s->tensor_items);
-    s->records = NULL;
-    s->tensor_items = NULL;
+    snapshot_memory_free(kept);
+    *kept = memory_take(s);
 }
 
 void snapshot_free(struct snapshot *s)
 {
-    snapshot_forget(s);
-    free(s->names.slots);
+    struct snapshot_memory m = memory_take(s);
+    snapshot_memory_free(&m);
     names_free(&s->memory);
     free(s->aliases);
     free(s->blobs);

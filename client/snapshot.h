@@ -63,8 +63,9 @@ struct name_set {
 /* Zeroed memory is an empty snapshot. */
 struct snapshot {
     bool alone;       /* no other part holds the same: boxes need no hash. Set before anything is added */
-    struct buf index; /* records of the tensors; of a closed snapshot the index, records from records_at on */
-    size_t records_at;     /* 0: not closed */
+    bool closed;      /* nothing is added any more, and `index` is one */
+    struct buf index; /* records of the tensors, from records_at on, and before them room for the rest */
+    size_t records_at;
     uint32_t *records;     /* by tensor: where its record begins behind that */
     struct name_set names; /* of tensors and aliases */
     struct names memory;   /* names of blobs, and memory for all that is not in the index */
@@ -86,13 +87,22 @@ struct snapshot {
     uint64_t plain_bytes;
 };
 
-/* Best effort: as many tensors as in another one will be added. */
 struct snapshot_size {
-    uint32_t tensors;
+    uint32_t tensors, chunks;
     size_t index_bytes;
 };
-void snapshot_expect(struct snapshot *s, const struct snapshot_size *size);
 struct snapshot_size snapshot_size(const struct snapshot *s);
+/* What described a snapshot, for the next one: memory that was used before costs no fault for each page, and
+ * a million tensors are described in some 80 MB. Zeroed: none. */
+struct snapshot_memory {
+    struct buf index;
+    uint32_t *records;
+    struct item *tensor_items;
+    uint32_t tensor_cap;
+    struct name_set names;
+};
+/* Best effort: as many tensors and chunks as in another one will be added. Takes what is kept. */
+void snapshot_expect(struct snapshot *s, const struct snapshot_size *size, struct snapshot_memory *kept);
 
 /* Each copies the description, not the data, and gives it its place in a chunk. Errors name the tensor. c:
  * whose devices; NULL: which memory the data is in is not looked at. */
@@ -123,8 +133,10 @@ struct slice snapshot_name(const struct snapshot *s, uint32_t i);
 const char *snapshot_string(struct snapshot *s, uint32_t i);
 const uint8_t *item_data(const struct item *i);
 const int64_t *item_strides(const struct item *i); /* NULL: packed */
-/* Memory for the tensors' descriptions, which nobody looks at any more; counts stay. */
-void snapshot_forget(struct snapshot *s);
+/* The tensors' descriptions, which nobody looks at any more; counts stay. Their memory is kept, in the place
+ * of what was. */
+void snapshot_forget(struct snapshot *s, struct snapshot_memory *kept);
+void snapshot_memory_free(struct snapshot_memory *m);
 void snapshot_free(struct snapshot *s);
 
 /* A public tensor as a struct tensor: name as given, whole box where none is stated. Not checked. Of arrays

@@ -458,16 +458,20 @@ static int end_put(const struct buf *out, size_t start, struct err *e)
     return r;
 }
 
-int index_private_finish(const struct index_private *x, size_t room, struct buf *out, struct err *e)
+int index_private_finish(const struct index_private *x, size_t room, size_t records_at, struct buf *out,
+                         struct err *e)
 {
-    size_t before = room + index_private_head_bytes(x->chunk_count), records = out->n;
+    size_t before = room + index_private_head_bytes(x->chunk_count), records = out->n - records_at;
     int r = counts_check(x, e);
     if (r < 0)
         return r;
-    buf_zeros(out, before);
+    if (before > records_at)
+        buf_zeros(out, before - records_at);
     if (!out->failed) {
-        memmove(out->p + before, out->p, records);
-        memset(out->p, 0, room);
+        if (before != records_at)
+            memmove(out->p + before, out->p + records_at, records);
+        out->n = before + records;
+        memset(out->p, 0, before);
         head_put(out->p + room, x);
     }
     rest_put(out, x);

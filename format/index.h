@@ -108,11 +108,12 @@ struct index_private {
 /* plain_hashes may be NULL: known last, and written by index_private_hash over the bytes that this made. */
 must_check int index_private_encode(const struct index_private *x, struct buf *out, struct err *e);
 void index_private_hash(const struct hash128 *plain_hashes, uint32_t chunk_count, uint8_t *p);
-/* The same from records that were put one by one, of tensors that were checked and have different names: they
- * are all that out holds. Afterwards it holds `room` zeros and then what index_private_encode makes. x: the
- * rest; its tensors are only counted. */
-must_check int index_private_finish(const struct index_private *x, size_t room, struct buf *out,
-                                    struct err *e);
+/* The same from records that were put one by one, of tensors that were checked and have different names: out
+ * holds records_at bytes of anything, and them. Afterwards it holds `room` zeros and then what
+ * index_private_encode makes; the records stay where they are if that room and the head have records_at
+ * bytes. x: the rest; its tensors are only counted. */
+must_check int index_private_finish(const struct index_private *x, size_t room, size_t records_at,
+                                    struct buf *out, struct err *e);
 size_t index_private_head_bytes(uint32_t chunk_count); /* before the first record */
 /* Checks names, dtypes, boxes within shapes, places within the chunk table, duplicate names and aliases. */
 must_check int index_private_decode(const void *p, size_t n, const struct chunk_entry *chunks, uint32_t count,

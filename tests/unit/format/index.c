@@ -326,17 +326,18 @@ static void records_have_one_form(void **state)
 }
 
 /* What is put together record by record is what is encoded at once. */
-static void an_index_is_finished_from_records(void **state)
+static void finish_records(size_t records_at)
 {
-    (void)state;
     struct index_private x = an_index();
     struct buf whole = {0}, pieces = {0};
     assert_int_equal(index_private_encode(&x, &whole, NULL), 0);
+    for (size_t i = 0; i < records_at; i++)
+        buf_u8(&pieces, 0xee);
     for (uint32_t i = 0; i < x.tensor_count; i++)
         record_put(&pieces, &x.tensors[i], x.tensors[i].plain_hash.bytes[0] != 0);
     x.tensors = NULL;
     x.plain_hashes = NULL;
-    assert_int_equal(index_private_finish(&x, 100, &pieces, NULL), 0);
+    assert_int_equal(index_private_finish(&x, 100, records_at, &pieces, NULL), 0);
     index_private_hash(hashes, 5, pieces.p + 100);
     assert_int_equal(pieces.n, whole.n + 100);
     assert_memory_equal(pieces.p + 100, whole.p, whole.n);
@@ -344,6 +345,15 @@ static void an_index_is_finished_from_records(void **state)
         assert_int_equal(pieces.p[i], 0);
     buf_free(&whole);
     buf_free(&pieces);
+}
+
+static void an_index_is_finished_from_records(void **state)
+{
+    (void)state;
+    size_t at = 100 + index_private_head_bytes(5);
+    const size_t all[] = {0, 1, at - 1, at, at + 1, at + 10000};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        finish_records(all[i]);
 }
 
 static void counts_are_bounded_by_the_bytes_behind_them(void **state)
