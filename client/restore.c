@@ -41,6 +41,20 @@ static int open_commit(struct larder_restore *r, enum commit_select select, uint
     return rc < 0 ? rc : open_parts(r, e);
 }
 
+/* The newest one may be gone before its parts are open, pruned because a newer one came: then that is opened.
+ */
+static int open_latest(struct larder_restore *r, struct err *e)
+{
+    uint64_t tried = 0;
+    for (;;) {
+        int rc = open_commit(r, SELECT_LATEST_GOOD, 0, e);
+        if (rc != -ENOENT || r->commit.sequence <= tried)
+            return rc;
+        tried = r->commit.sequence;
+        close_parts(r);
+    }
+}
+
 /* Damage of what is stored: another checkpoint may be fine. Not: wrong key, network, memory. */
 static bool is_damage(int rc)
 {
@@ -97,7 +111,7 @@ static int select_commit(struct larder_restore *r, const struct larder_restore_o
 {
     int rc;
     switch (o->at) {
-    case LARDER_AT_LATEST: rc = open_commit(r, SELECT_LATEST_GOOD, 0, e); break;
+    case LARDER_AT_LATEST: rc = open_latest(r, e); break;
     case LARDER_AT_STEP: rc = open_commit(r, SELECT_STEP, o->value, e); break;
     case LARDER_AT_SEQUENCE: rc = open_commit(r, SELECT_SEQUENCE, o->value, e); break;
     default:
