@@ -17,6 +17,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -34,6 +35,7 @@
 #define SCAN_AHEAD    64u         /* windows: who reads so little ahead of a scan takes it along */
 #define SCAN_GAP      8u          /* windows: several requests of one reader are under way at once */
 #define SCAN_WINDOWS  1024u       /* looked at on each side */
+#define HELD_PART     4u          /* of the arena; the rest is for those who come behind */
 #define FRAME_NONE    UINT32_MAX  /* memory of its own */
 #define FRAMES_BEGIN  (2u << 20)  /* large pages where the kernel has them */
 
@@ -62,6 +64,7 @@ struct extents {
     uint8_t *arena;
     uint16_t *used; /* units of each frame */
     uint32_t frame_count;
+    _Atomic uint64_t held_bytes;
 };
 
 int extents_create(uint64_t arena_bytes, struct extents **out)
@@ -123,6 +126,7 @@ void extents_destroy(struct extents *x)
         extent_free(x, container_of(x->ghosts.next, struct extent, link));
     for (unsigned i = 0; i < BUCKETS; i++)
         check(list_empty(&x->buckets[i])); /* else one is still in use */
+    check(atomic_load(&x->held_bytes) == 0);
     pthread_mutex_destroy(&x->lock);
     free(x->used);
     free(x->arena);
@@ -187,7 +191,14 @@ static struct extent *extent_make(struct extents *x, uint32_t room, bool evict)
         e->frame = FRAME_NONE;
         e->memory = own;
     }
+    atomic_fetch_add(&x->held_bytes, room);
     return e;
+}
+
+static void hold(struct extents *x, struct extent *e)
+{
+    if (e->refs++ == 0)
+        atomic_fetch_add(&x->held_bytes, e->room);
 }
 
 /* ---- what is worth keeping, with the lock held ---- */
@@ -277,6 +288,7 @@ static void put(struct extents *x, struct extent *e)
     check(e->refs > 0);
     if (--e->refs > 0)
         return;
+    atomic_fetch_sub(&x->held_bytes, e->room);
     if (!e->unsure_bytes || !e->read || list_empty(&e->bucket))
         extent_free(x, e);
     else if (e->frame == FRAME_NONE || !is_worth_keeping(x, e))
@@ -340,9 +352,9 @@ static void count(enum metric m, const struct extent *e, const struct extent_wan
 }
 
 /* One that was found. True: it is read already. */
-static bool join(struct extent *e, const struct extent_want *want, struct extent_wait *w)
+static bool join(struct extents *x, struct extent *e, const struct extent_want *want, struct extent_wait *w)
 {
-    e->refs++;
+    hold(x, e);
     w->extent = e;
     list_init(&w->link);
     if (!e->read)
@@ -376,7 +388,7 @@ int extent_get(struct extents *x, const struct extent_want *want, struct extent_
     if (want->unsure_bytes)
         object_wanted(x, want, e ? e->begin + e->room : end, e || ghost);
     if (e)
-        there = join(e, want, w);
+        there = join(x, e, want, w);
     else
         rc = enter(x, want, begin, end, w);
     if (rc == 1 && want->unsure_bytes && want->reader)
@@ -481,4 +493,9 @@ unsigned extents_scans(struct extents *x, const struct id *group, bool joins, ui
     }
     pthread_mutex_unlock(&x->lock);
     return n;
+}
+
+bool extents_crowded(const struct extents *x)
+{
+    return atomic_load(&x->held_bytes) >= (uint64_t)x->frame_count * EXTENT_BYTES_MAX / HELD_PART;
 }

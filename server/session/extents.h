@@ -11,8 +11,9 @@
  * Memory is one arena, taken at start. What nobody holds is left there if it is worth keeping: of what was
  * wanted of its object lately, a quarter at least was wanted again, or little of it was wanted yet. What is
  * left goes when room is needed, that which was read first before others, and counts for nothing after
- * EXTENT_KEPT_MS. While all of it is held (slow readers), further extents have memory of their own, which is
- * freed at once: nobody stalls.
+ * EXTENT_KEPT_MS. What is held is not there for those who come later: from a quarter of the arena on,
+ * extents_crowded asks everyone to hold little. While all of it is held (slow readers), further extents have
+ * memory of their own, which is freed at once: nobody stalls.
  *
  * Those who go through the same objects can only share what is between them while it fits into the arena. So
  * it is known where somebody goes through an object (a scan), and who comes later may begin there.
@@ -111,5 +112,8 @@ struct extent_scan {
  */
 unsigned extents_scans(struct extents *x, const struct id *group, bool joins, uint64_t now_ms,
                        struct extent_scan out[EXTENT_SCANS_MAX]);
+
+/* So much is held that little is left for what may be wanted again. */
+bool extents_crowded(const struct extents *x);
 
 #endif

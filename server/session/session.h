@@ -108,7 +108,6 @@ struct server {
     bool refresh_again;
     _Atomic uint32_t session_count;
     _Atomic uint64_t payload_bytes; /* of requests, all sessions together */
-    _Atomic uint64_t read_bytes;    /* of pieces, likewise */
     _Atomic uint64_t session_number;
     struct extents *extents;   /* what was read */
     struct unpacked *unpacked; /* packed shards of published folders */

@@ -19,10 +19,8 @@ static void piece_free(struct piece *p)
     sched_release(s->w->sched, &p->item);
     list_del(&p->link);
     st->piece_count--;
-    if (st->on_disk) {
+    if (st->on_disk)
         s->read_bytes -= p->extent_bytes;
-        atomic_fetch_sub(&s->w->server->read_bytes, p->extent_bytes);
-    }
     extent_put(s->w->server->extents, p->extent);
     free(p);
 }
@@ -336,20 +334,17 @@ static bool credit_is_worth_it(const struct stream *st)
            (st->piece_count == 0 || st->credit >= (st->left_bytes < whole ? st->left_bytes : whole));
 }
 
-/* May the session hold another piece? One at a time always. What all of them hold goes round in little
- * memory, which is in the processor's cache: the disk fills it, and sockets take it from there, faster than
- * from memory that nobody touched lately. */
-static bool may_hold_more(const struct session *s)
+/* While much is held, each session goes on with one piece at a time. */
+static uint64_t read_bytes_max(const struct session *s)
 {
-    const struct server *server = s->w->server;
-    return s->read_bytes == 0 || (s->read_bytes < server->limits.session_read_bytes_max &&
-                                  atomic_load(&server->read_bytes) < server->limits.read_bytes_max);
+    return extents_crowded(s->w->server->extents) ? 1 : s->w->server->limits.session_read_bytes_max;
 }
 
 static bool may_begin(const struct stream *st)
 {
+    const struct session *s = st->r.s;
     return !st->all_begun && credit_is_worth_it(st) && st->piece_count < STREAM_PIECES &&
-           may_hold_more(st->r.s);
+           s->read_bytes < read_bytes_max(s);
 }
 
 /* Begins the stream's next piece. True: something moved. */
@@ -379,7 +374,6 @@ static bool begin_one(struct stream *st)
         return true;
     }
     s->read_bytes += p->extent_bytes;
-    atomic_fetch_add(&s->w->server->read_bytes, p->extent_bytes);
     p->wait.told = piece_told;
     p->wait.loop = s->w->loop;
     sched_queue(s->w->sched, &p->item, st->class, s->tenant, loop_now_ms(s->w->loop));

@@ -5,10 +5,9 @@
  *
  *   source -> piece (waits for the scheduler) -> being read -> ready -> channel
  *
- * A piece is begun only against credit that the client has given, and while what the session holds, and what
- * all of them hold, stays below session_read_bytes_max and read_bytes_max (but for one piece); so a client
- * that gives no credit holds a stream for hours that costs a few hundred bytes, and its deadline does not
- * run.
+ * A piece is begun only against credit that the client has given, and while what the session holds stays
+ * below session_read_bytes_max; so a client that gives no credit holds a stream for hours that costs a few
+ * hundred bytes, and its deadline does not run.
  */
 #ifndef LARDER_STREAM_H
 #define LARDER_STREAM_H

@@ -317,9 +317,11 @@ static void a_full_arena_stalls_nobody(void **state)
     struct extent_want want = want_of(9, 0, MIB);
     for (uint8_t i = 0; i < 4; i++) {
         struct extent_want mine = want_of(i, 0, MIB);
+        assert_int_equal(extents_crowded(f->x), i >= 1); /* a quarter of it is held */
         assert_int_equal(get(f, &slow[i], &mine), 1);
         deliver(f, &slow[i], i, 0);
     }
+    assert_true(extents_crowded(f->x));
     for (int round = 0; round < 2; round++) { /* read, joined by nobody, and not kept */
         assert_int_equal(get(f, &r, &want), 1);
         deliver(f, &r, 9, 0);
@@ -329,6 +331,7 @@ static void a_full_arena_stalls_nobody(void **state)
         assert_int_equal(slow[i].wait.extent->memory[MIB - 1], i);
         put(f, &slow[i]);
     }
+    assert_false(extents_crowded(f->x));
     for (int round = 0; round < 2; round++) {
         assert_int_equal(get(f, &r, &want), round == 0);
         if (round == 0)
@@ -448,6 +451,7 @@ static void private_memory_is_found_by_nobody(void **state)
     memset(e->memory, 1, 100000);
     extent_put(f->x, e);
     extent_put(f->x, NULL);
+    assert_false(extents_crowded(f->x));
 }
 
 static void private_memory_takes_nothing_away(void **state)
