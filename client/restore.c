@@ -494,6 +494,16 @@ static bool asks_for_all(const struct larder_tensor *t)
     return t->memory == LARDER_MEMORY_HOST && other == 0 && (lengths == 0 || differ == 0);
 }
 
+/* Where the next one of the run would have to lie, behind piece, at p and in memory. Chunks are numbered by
+ * rank, so a run ends with its rank's last piece. */
+static struct tail tail_behind(const struct larder_restore *r, uint32_t piece, const struct place *p,
+                               uint8_t *memory)
+{
+    bool last = piece + 1 == r->catalog.first[catalog_rank(&r->catalog, piece) + 1];
+    return (struct tail){piece + 1, p->chunk, p->offset + (uint32_t)p->bytes,
+                         last ? NULL : memory + p->bytes};
+}
+
 /* A small tensor behind those of the last request, in its chunk as in memory, makes that one longer: asking
  * for a million costs little then, and planning for them nothing. What it was asked for was checked with the
  * first; of the others dtype, shape and memory are looked at. True: done. */
@@ -506,7 +516,7 @@ static bool add_to_run(struct larder_restore *r, const struct larder_tensor *t, 
         index_large(p.bytes) || p.chunk != tail->chunk || p.offset != tail->offset)
         return false;
     r->requests[r->request_count - 1].count++;
-    *tail = (struct tail){piece + 1, p.chunk, p.offset + (uint32_t)p.bytes, tail->memory + p.bytes};
+    *tail = tail_behind(r, piece, &p, tail->memory);
     catalog_ask(&r->catalog, piece);
     return true;
 }
@@ -516,11 +526,10 @@ static void begin_run(struct larder_restore *r, const struct larder_tensor *t, u
 {
     const struct request *q = &r->requests[r->request_count - 1];
     struct place p;
-    bool last = piece + 1 == r->catalog.first[catalog_rank(&r->catalog, piece) + 1]; /* of its rank */
-    if (!q->box && !q->target && !last && asks_for_all(t) &&
+    if (!q->box && !q->target && asks_for_all(t) &&
         catalog_whole(&r->catalog, piece, (enum dtype)t->dtype, t->dims, t->shape, &p) && p.bytes > 0 &&
         !index_large(p.bytes))
-        r->tail = (struct tail){piece + 1, p.chunk, p.offset + (uint32_t)p.bytes, q->memory + p.bytes};
+        r->tail = tail_behind(r, piece, &p, q->memory);
 }
 
 static int add(struct larder_restore *r, const struct larder_tensor *t, struct err *e)

@@ -235,9 +235,10 @@ static int start_thread(struct larder_save *s, struct err *e)
 {
     struct saver *v = s->saver;
     int rc = snapshot_close(&s->snapshot, e);
-    v->expected = snapshot_size(&s->snapshot);
-    if (rc == 0)
+    if (rc == 0) {
+        v->expected = snapshot_size(&s->snapshot);
         rc = saver_start_workers(v, e);
+    }
     if (rc == 0) {
         s->submitted = s->copying = true;
         s->references++;

@@ -804,6 +804,10 @@ void snapshot_expect(struct snapshot *s, const struct snapshot_size *size, struc
         return;
     s->records_at = head_bytes(size->chunks);
     buf_zeros(&s->index, s->records_at);
+    if (s->index.failed) {
+        buf_reset(&s->index);
+        s->records_at = 0;
+    }
     if (s->tensor_cap >= size->tensors)
         return;
     free(s->records);

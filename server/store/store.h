@@ -82,9 +82,10 @@ struct store_op {
     void *state;
 };
 
-/* For OP_SEGMENT_CHUNK the tail of the payload must be aligned to BLOCK_BYTES in memory and be followed by
- * zeroed room up to the next multiple of it: it is written from where it stands. The session has checked the
- * tail's hash against the entry already (on its own thread); the store trusts that. */
+/* For OP_SEGMENT_CHUNK and OP_SEGMENT_INDEX the tail of the payload must be aligned to BLOCK_BYTES in memory
+ * and be followed by zeroed room up to the next multiple of it: it is written from where it stands. Of a
+ * chunk the session has checked the tail's hash against the entry already (on its own thread); the store
+ * trusts that. */
 void store_submit(struct store *s, struct store_op *op);
 void store_continue(struct store *s, struct store_op *op);
 /* Gives up: done follows soon, with ERR_CANCELLED or with the result that came first. A write that has begun

@@ -19,7 +19,7 @@ struct writer {
     uint8_t *states;                       /* enum chunk_state of each */
     uint8_t *table;                        /* the index's public part, as far as it came */
     uint64_t index_offset;                 /* 0: no piece came yet */
-    size_t index_bytes;                    /* that came, and are written */
+    size_t index_bytes;                    /* that came; written, or on their way */
     struct sha256 *index_hash; /* of the index_bytes; NULL once it has been asked for the digest */
     uint8_t index_digest[SHA256_BYTES];
     struct segment_trailer trailer;

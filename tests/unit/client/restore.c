@@ -362,6 +362,74 @@ static void a_damaged_flat_buffer_is_read_from_another_rank(void **state)
     GOOD(larder_close(c, -1, &e));
 }
 
+/* Chunks are numbered by rank: what lies at the place that would come next, of another rank, is no part of a
+ * run. */
+struct border_rank {
+    pthread_t thread;
+    uint32_t rank;
+    bool blob_behind;
+    uint8_t *data;
+};
+
+static void *save_border(void *arg)
+{
+    struct border_rank *k = arg;
+    struct larder_error e;
+    struct larder *c = daemon_client(&server, "writer");
+    struct larder_save_options o = LARDER_INIT(larder_save_options);
+    struct larder_save *s = NULL;
+    struct larder_tensor a1 = bytes_of("a1", k->data, 60), a2 = bytes_of("a2", k->data + 60, 40),
+                         b = bytes_of("b", k->data + 100, 50);
+    uint8_t blob[100];
+    memset(blob, 0xee, sizeof blob);
+    o.run = k->blob_behind ? "border2" : "border1";
+    o.rank = k->rank;
+    o.world = 2;
+    o.attempt[0] = 1;
+    GOOD(larder_save_begin(c, &o, &s, &e));
+    if (k->rank == 0) {
+        GOOD(larder_save_tensor(s, &a1, &e));
+        GOOD(larder_save_tensor(s, &a2, &e));
+    }
+    if (k->rank == 1 || k->blob_behind)
+        GOOD(larder_save_blob(s, "rng", blob, sizeof blob, &e));
+    if (k->rank == 1)
+        GOOD(larder_save_tensor(s, &b, &e));
+    GOOD(larder_save_submit(s, &e));
+    GOOD(larder_save_wait(s, -1, &e));
+    larder_save_free(s);
+    GOOD(larder_close(c, -1, &e));
+    return NULL;
+}
+
+static void a_run_ends_with_its_rank(void **state)
+{
+    (void)state;
+    struct larder_error e;
+    struct larder_restore *r;
+    uint8_t data[150], back[150];
+    fill(data, sizeof data);
+    for (int blob = 0; blob < 2; blob++) {
+        struct border_rank ranks[2] = {{.rank = 0, .blob_behind = blob, .data = data},
+                                       {.rank = 1, .blob_behind = blob, .data = data}};
+        for (int i = 0; i < 2; i++)
+            pthread_create(&ranks[i].thread, NULL, save_border, &ranks[i]);
+        for (int i = 0; i < 2; i++)
+            pthread_join(ranks[i].thread, NULL);
+        struct larder *c = daemon_client(&server, "reader");
+        struct larder_tensor t[3] = {bytes_of("a1", back, 60), bytes_of("a2", back + 60, 40),
+                                     bytes_of("b", back + 100, 50)};
+        memset(back, 0, sizeof back);
+        GOOD(restore_open(c, blob ? "border2" : "border1", 0, &r, &e));
+        for (int i = 0; i < 3; i++)
+            GOOD(larder_restore_add(r, &t[i], &e));
+        GOOD(larder_restore_run(r, &e));
+        assert_memory_equal(back, data, sizeof data);
+        larder_restore_close(r);
+        GOOD(larder_close(c, -1, &e));
+    }
+}
+
 static int last_state(void *arg, const struct larder_commit_info *i)
 {
     *(enum larder_commit_state *)arg = i->state;
@@ -800,6 +868,7 @@ int main(void)
         cmocka_unit_test(a_damaged_copy_is_read_from_another_rank),
         cmocka_unit_test(damage_of_a_flat_buffer_is_told_of_each),
         cmocka_unit_test(a_damaged_flat_buffer_is_read_from_another_rank),
+        cmocka_unit_test(a_run_ends_with_its_rank),
         cmocka_unit_test(a_damaged_index_falls_back),
         cmocka_unit_test(a_wrong_key_is_not_called_damage),
         cmocka_unit_test(any_box_comes_back_from_any_grid),
