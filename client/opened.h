@@ -20,12 +20,13 @@ struct larder {
     struct channel_config *config;
     char host[256], port[16];
     struct conn *conn;
-    pid_t pid;                /* who opened it: children of fork are refused */
-    const uint8_t *own;       /* 1; a child of fork finds 0 there. NULL: the kernel does not do that */
-    struct pool *staging;     /* NULL for a role that cannot save */
-    struct saver *saver;      /* likewise */
-    struct spares sealed;     /* memory of chunks between compressing and the answer */
-    atomic_bool staging_lost; /* a device may still write to a slot: the pool and the devices stay */
+    pid_t pid;            /* who opened it: children of fork are refused */
+    const uint8_t *own;   /* 1; a child of fork finds 0 there. NULL: the kernel does not do that */
+    struct pool *staging; /* NULL for a role that cannot save */
+    struct saver *saver;  /* likewise */
+    struct spares sealed; /* memory of chunks between compressing and the answer */
+    atomic_bool
+        staging_lost; /* a device may still write to a slot, or a restore has some: pool and devices stay */
     pthread_mutex_t device_lock;
     struct device *devices;     /* under device_lock; see device.h */
     struct id incarnation;      /* the attempt of saves that name none and have no other ranks */

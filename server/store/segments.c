@@ -346,11 +346,26 @@ static void buffers_release(struct store *s, size_t n)
     }
 }
 
+/* A buffer was written to the task's segment, or not. */
+static void written(struct task *t, size_t padded, bool good, const char *what)
+{
+    struct segment *g = t->segment;
+    if (g->state == SEGMENT_OPEN)
+        segment_touch(t->s, g);
+    buffers_release(t->s, padded);
+    writer_end(t->s, g);
+    if (!good)
+        task_fail_io(t, what);
+    else if (g->state >= SEGMENT_LEAVING)
+        fail_gone(t, g);
+    else
+        task_end(t);
+}
+
 static void chunk_written(struct task *t)
 {
     struct chunk_job *job = t->own;
     struct segment *g = t->segment;
-    struct store *s = t->s;
     struct writer *w = g->writer;
     bool good = task_result(t) >= 0;
     w->states[job->m.number] = good ? CHUNK_WRITTEN : CHUNK_ABSENT;
@@ -359,16 +374,7 @@ static void chunk_written(struct task *t)
         metric_add(METRIC_chunks_received, 1);
         metric_add(METRIC_segment_written_bytes, job->entry.stored_bytes);
     }
-    if (g->state == SEGMENT_OPEN)
-        segment_touch(s, g);
-    buffers_release(s, job->padded);
-    writer_end(s, g);
-    if (!good)
-        task_fail_io(t, "writing a chunk");
-    else if (g->state >= SEGMENT_LEAVING)
-        fail_gone(t, g);
-    else
-        task_end(t);
+    written(t, job->padded, good, "writing a chunk");
 }
 
 /* 1: this very chunk is there. 0: absent. -1: the task has been failed or waits. */
@@ -522,21 +528,11 @@ static void piece_written(struct task *t)
 {
     const struct piece_job *job = t->own;
     struct segment *g = t->segment;
-    struct store *s = t->s;
     bool good = task_result(t) >= 0;
     struct err why = t->io->op.err;
     if (!good && g->state == SEGMENT_OPEN) /* what came behind it may be answered already */
-        segment_give_up(s, g, &why);
-    if (g->state == SEGMENT_OPEN)
-        segment_touch(s, g);
-    buffers_release(s, job->padded);
-    writer_end(s, g);
-    if (!good)
-        task_fail_io(t, "writing a piece of the index");
-    else if (g->state >= SEGMENT_LEAVING)
-        fail_gone(t, g);
-    else
-        task_end(t);
+        segment_give_up(t->s, g, &why);
+    written(t, job->padded, good, "writing a piece of the index");
 }
 
 /* Takes in what is new of the piece. Pieces keep their order, so none waits for a buffer; few are under way.

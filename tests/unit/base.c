@@ -11,6 +11,7 @@
 #include "format/base/err.h"
 #include "format/base/hash.h"
 #include "format/base/secret.h"
+#include "format/base/utf8.h"
 #include "format/wire.h"
 
 static void cursor_reads_what_buf_wrote(void **state)
@@ -121,12 +122,38 @@ static void frame_header_is_strict(void **state)
     assert_int_equal(frame_header_decode(raw, &got, NULL), -EPROTONOSUPPORT);
 }
 
+/* Eight bytes are looked at together: at any place, a bad one is found and a long character is none. */
+static void utf8_is_told_at_any_place(void **state)
+{
+    (void)state;
+    for (size_t n = 1; n <= 40; n++)
+        for (size_t at = 0; at < n; at++) {
+            char text[40];
+            memset(text, 'a', sizeof text);
+            assert_true(utf8_valid(text, n));
+            text[at] = 0;
+            assert_false(utf8_valid(text, n));
+            text[at] = (char)0x80; /* goes on with what did not begin */
+            assert_false(utf8_valid(text, n));
+            text[at] = (char)0xff;
+            assert_false(utf8_valid(text, n));
+            text[at] = (char)0xc3; /* of two bytes, the second not one that goes on */
+            assert_false(utf8_valid(text, n));
+            if (at + 1 < n) {
+                text[at + 1] = (char)0xa9;
+                assert_true(utf8_valid(text, n));
+                assert_false(utf8_valid(text, at + 1)); /* cut off */
+            }
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cursor_reads_what_buf_wrote), cmocka_unit_test(buf_keeps_its_limit),
-        cmocka_unit_test(errors_prepend_and_quote),    cmocka_unit_test(secret_is_compared_and_kept),
-        cmocka_unit_test(message_round_trip_and_cuts), cmocka_unit_test(frame_header_is_strict),
+        cmocka_unit_test(utf8_is_told_at_any_place),   cmocka_unit_test(cursor_reads_what_buf_wrote),
+        cmocka_unit_test(buf_keeps_its_limit),         cmocka_unit_test(errors_prepend_and_quote),
+        cmocka_unit_test(secret_is_compared_and_kept), cmocka_unit_test(message_round_trip_and_cuts),
+        cmocka_unit_test(frame_header_is_strict),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -153,35 +153,51 @@ static void damage_is_named_and_the_rest_comes_back(void **state)
     GOOD(larder_close(c, -1, &e));
 }
 
-struct replica {
+/* What one of two ranks saves. */
+struct saving {
     pthread_t thread;
+    const char *run;
+    const struct larder_tensor *t;
+    unsigned count;
+    bool blob_before, blob_behind; /* of 100 bytes */
     uint32_t rank;
-    uint8_t *data;
 };
 
-/* Both ranks save "both"; rank 0 more beside it, so that its segment is the larger one. */
-static void *save_replica(void *arg)
+static void *save_as_rank(void *arg)
 {
-    struct replica *k = arg;
+    const struct saving *k = arg;
     struct larder_error e;
     struct larder *c = daemon_client(&server, "writer");
     struct larder_save_options o = LARDER_INIT(larder_save_options);
     struct larder_save *s = NULL;
-    o.run = "replica";
+    uint8_t blob[100];
+    memset(blob, 0xee, sizeof blob);
+    o.run = k->run;
     o.rank = k->rank;
     o.world = 2;
     o.attempt[0] = 1;
     GOOD(larder_save_begin(c, &o, &s, &e));
-    struct larder_tensor both = bytes_of("both", k->data, 20 * MIB),
-                         alone = bytes_of("alone", k->data, 8 * MIB);
-    GOOD(larder_save_tensor(s, &both, &e));
-    if (k->rank == 0)
-        GOOD(larder_save_tensor(s, &alone, &e));
+    if (k->blob_before)
+        GOOD(larder_save_blob(s, "rng", blob, sizeof blob, &e));
+    for (unsigned i = 0; i < k->count; i++)
+        GOOD(larder_save_tensor(s, &k->t[i], &e));
+    if (k->blob_behind)
+        GOOD(larder_save_blob(s, "rng", blob, sizeof blob, &e));
     GOOD(larder_save_submit(s, &e));
     GOOD(larder_save_wait(s, -1, &e));
     larder_save_free(s);
     GOOD(larder_close(c, -1, &e));
     return NULL;
+}
+
+static void save_as_two(struct saving ranks[2])
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        ranks[i].rank = i;
+        pthread_create(&ranks[i].thread, NULL, save_as_rank, &ranks[i]);
+    }
+    for (int i = 0; i < 2; i++)
+        pthread_join(ranks[i].thread, NULL);
 }
 
 /* What one rank's part has lost, another's may still have. */
@@ -191,13 +207,11 @@ static void a_damaged_copy_is_read_from_another_rank(void **state)
     struct larder_error e;
     uint8_t *data = malloc(20 * MIB), *back = calloc(28 * MIB, 1);
     fill(data, 20 * MIB);
-    struct replica ranks[2] = {{.rank = 0, .data = data}, {.rank = 1, .data = data}};
-    for (int i = 0; i < 2; i++)
-        pthread_create(&ranks[i].thread, NULL, save_replica, &ranks[i]);
-    for (int i = 0; i < 2; i++)
-        pthread_join(ranks[i].thread, NULL);
+    struct larder_tensor saved[2] = {bytes_of("both", data, 20 * MIB), bytes_of("alone", data, 8 * MIB)};
+    save_as_two((struct saving[2]){{.run = "replica", .t = saved, .count = 2},
+                                   {.run = "replica", .t = saved, .count = 1}});
     char path[512];
-    daemon_segment(&server, 0, path, sizeof path);
+    daemon_segment(&server, 0, path, sizeof path);           /* the larger one, of rank 0 */
     daemon_flip(path, 4096 + 100, 1);                        /* chunk 0, of "both" */
     daemon_flip(path, 4096 + 5 * (4 * MIB + 4096) + 100, 1); /* chunk 5, of "alone" */
     struct larder *c = daemon_client(&server, "reader");
@@ -230,7 +244,7 @@ static void a_damaged_copy_is_read_from_another_rank(void **state)
 enum { FLAT = 3000, FLAT_BYTES = 1000 };
 
 struct flat {
-    struct larder_tensor t[FLAT];
+    struct larder_tensor t[FLAT + 1]; /* the last one is beside the buffer */
     char names[FLAT][16];
     uint8_t data[FLAT * FLAT_BYTES], back[FLAT * FLAT_BYTES];
 };
@@ -243,6 +257,7 @@ static struct flat *flat_make(void)
         snprintf(f->names[i], sizeof f->names[i], "bias.%d", i);
         f->t[i] = bytes_of(f->names[i], f->data + i * FLAT_BYTES, FLAT_BYTES);
     }
+    f->t[FLAT] = bytes_of("alone", f->data, MIB / 2);
     return f;
 }
 
@@ -305,47 +320,14 @@ static void damage_of_a_flat_buffer_is_told_of_each(void **state)
     GOOD(larder_close(c, -1, &e));
 }
 
-struct flat_rank {
-    pthread_t thread;
-    uint32_t rank;
-    struct flat *flat;
-};
-
-static void *save_flat(void *arg)
-{
-    struct flat_rank *k = arg;
-    struct larder_error e;
-    struct larder *c = daemon_client(&server, "writer");
-    struct larder_save_options o = LARDER_INIT(larder_save_options);
-    struct larder_save *s = NULL;
-    struct larder_tensor alone = bytes_of("alone", k->flat->data, MIB / 2);
-    o.run = "flats";
-    o.rank = k->rank;
-    o.world = 2;
-    o.attempt[0] = 1;
-    GOOD(larder_save_begin(c, &o, &s, &e));
-    for (int i = 0; i < FLAT; i++)
-        GOOD(larder_save_tensor(s, &k->flat->t[i], &e));
-    if (k->rank == 0)
-        GOOD(larder_save_tensor(s, &alone, &e));
-    GOOD(larder_save_submit(s, &e));
-    GOOD(larder_save_wait(s, -1, &e));
-    larder_save_free(s);
-    GOOD(larder_close(c, -1, &e));
-    return NULL;
-}
-
 static void a_damaged_flat_buffer_is_read_from_another_rank(void **state)
 {
     (void)state;
     struct larder_error e;
     struct larder_restore *r;
     struct flat *f = flat_make();
-    struct flat_rank ranks[2] = {{.rank = 0, .flat = f}, {.rank = 1, .flat = f}};
-    for (int i = 0; i < 2; i++)
-        pthread_create(&ranks[i].thread, NULL, save_flat, &ranks[i]);
-    for (int i = 0; i < 2; i++)
-        pthread_join(ranks[i].thread, NULL);
+    save_as_two((struct saving[2]){{.run = "flats", .t = f->t, .count = FLAT + 1},
+                                   {.run = "flats", .t = f->t, .count = FLAT}});
     char path[512];
     daemon_segment(&server, 3, path, sizeof path); /* the larger one, of rank 0 */
     daemon_flip(path, 4096 + 100, 1);
@@ -364,44 +346,6 @@ static void a_damaged_flat_buffer_is_read_from_another_rank(void **state)
 
 /* Chunks are numbered by rank: what lies at the place that would come next, of another rank, is no part of a
  * run. */
-struct border_rank {
-    pthread_t thread;
-    uint32_t rank;
-    bool blob_behind;
-    uint8_t *data;
-};
-
-static void *save_border(void *arg)
-{
-    struct border_rank *k = arg;
-    struct larder_error e;
-    struct larder *c = daemon_client(&server, "writer");
-    struct larder_save_options o = LARDER_INIT(larder_save_options);
-    struct larder_save *s = NULL;
-    struct larder_tensor a1 = bytes_of("a1", k->data, 60), a2 = bytes_of("a2", k->data + 60, 40),
-                         b = bytes_of("b", k->data + 100, 50);
-    uint8_t blob[100];
-    memset(blob, 0xee, sizeof blob);
-    o.run = k->blob_behind ? "border2" : "border1";
-    o.rank = k->rank;
-    o.world = 2;
-    o.attempt[0] = 1;
-    GOOD(larder_save_begin(c, &o, &s, &e));
-    if (k->rank == 0) {
-        GOOD(larder_save_tensor(s, &a1, &e));
-        GOOD(larder_save_tensor(s, &a2, &e));
-    }
-    if (k->rank == 1 || k->blob_behind)
-        GOOD(larder_save_blob(s, "rng", blob, sizeof blob, &e));
-    if (k->rank == 1)
-        GOOD(larder_save_tensor(s, &b, &e));
-    GOOD(larder_save_submit(s, &e));
-    GOOD(larder_save_wait(s, -1, &e));
-    larder_save_free(s);
-    GOOD(larder_close(c, -1, &e));
-    return NULL;
-}
-
 static void a_run_ends_with_its_rank(void **state)
 {
     (void)state;
@@ -409,18 +353,17 @@ static void a_run_ends_with_its_rank(void **state)
     struct larder_restore *r;
     uint8_t data[150], back[150];
     fill(data, sizeof data);
+    struct larder_tensor saved[3] = {bytes_of("a1", data, 60), bytes_of("a2", data + 60, 40),
+                                     bytes_of("b", data + 100, 50)};
     for (int blob = 0; blob < 2; blob++) {
-        struct border_rank ranks[2] = {{.rank = 0, .blob_behind = blob, .data = data},
-                                       {.rank = 1, .blob_behind = blob, .data = data}};
-        for (int i = 0; i < 2; i++)
-            pthread_create(&ranks[i].thread, NULL, save_border, &ranks[i]);
-        for (int i = 0; i < 2; i++)
-            pthread_join(ranks[i].thread, NULL);
+        const char *run = blob ? "border2" : "border1";
+        save_as_two((struct saving[2]){{.run = run, .t = saved, .count = 2, .blob_behind = blob},
+                                       {.run = run, .t = saved + 2, .count = 1, .blob_before = true}});
         struct larder *c = daemon_client(&server, "reader");
         struct larder_tensor t[3] = {bytes_of("a1", back, 60), bytes_of("a2", back + 60, 40),
                                      bytes_of("b", back + 100, 50)};
         memset(back, 0, sizeof back);
-        GOOD(restore_open(c, blob ? "border2" : "border1", 0, &r, &e));
+        GOOD(restore_open(c, run, 0, &r, &e));
         for (int i = 0; i < 3; i++)
             GOOD(larder_restore_add(r, &t[i], &e));
         GOOD(larder_restore_run(r, &e));

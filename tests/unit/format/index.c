@@ -326,6 +326,61 @@ static void records_have_one_form(void **state)
 }
 
 /* What is put together record by record is what is encoded at once. */
+static uint32_t draw(uint64_t *seed, uint32_t below)
+{
+    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*seed >> 33) % below;
+}
+
+/* What is taken quickly is taken the slow way too, and means the same. */
+static void the_quick_way_takes_nothing_else(void **state)
+{
+    uint64_t seed = 1, bytes;
+    unsigned quick = 0, whole = 0, parts = 0;
+    (void)state;
+    for (int round = 0; round < 200000; round++) {
+        struct tensor t = {
+            .name = slice_str("some.name"), .dtype = draw(&seed, DTYPE_COUNT), .dims = draw(&seed, 4)};
+        for (uint32_t i = 0; i < t.dims; i++) {
+            t.shape[i] = draw(&seed, 20) ? draw(&seed, 64) * 4 : 1ull << (20 + draw(&seed, 20));
+            t.lengths[i] = draw(&seed, 4) ? t.shape[i] : t.shape[i] / 2;
+        }
+        t.first_chunk = draw(&seed, 9);
+        t.offset = draw(&seed, MIB);
+        memset(&t.plain_hash, (int)draw(&seed, 2), sizeof t.plain_hash);
+        struct buf b = {0};
+        struct tensor slow;
+        struct place p, q;
+        unsigned unit;
+        if (tensor_check(&t, &t.bytes, NULL) < 0)
+            continue;
+        record_put(&b, &t, draw(&seed, 2));
+        if (draw(&seed, 2)) /* any byte behind the name */
+            b.p[11 + draw(&seed, (uint32_t)b.n - 11)] ^= (uint8_t)(1u << draw(&seed, 8));
+        size_t n = record_take_small(b.p, b.n, &unit, &p), all = record_take(b.p, b.n, &slow);
+        bool good = all > 0 && tensor_check(&slow, &bytes, NULL) == 0;
+        bool is_whole = good && memcmp(slow.lengths, slow.shape, slow.dims * sizeof *slow.shape) == 0;
+        if (n > 0) {
+            assert_true(n == all && is_whole && bytes == p.bytes && bytes > 0 && !index_large(bytes));
+            assert_true(unit * 8 == dtype_bits(slow.dtype) && p.chunk == slow.first_chunk &&
+                        p.offset == slow.offset);
+        }
+        if (good) {
+            bool found = record_is_whole(b.p, slow.dtype, slow.dims, slow.shape, &q);
+            assert_int_equal(found, is_whole);
+            assert_true(!found || (q.chunk == slow.first_chunk && q.offset == slow.offset));
+            assert_false(record_is_whole(b.p, slow.dtype ^ 1, slow.dims, slow.shape, &q));
+        }
+        quick += n > 0;
+        whole += is_whole;
+        parts += good && !is_whole;
+        if (n > 0)
+            assert_int_equal(record_take_small(b.p, n - 1, &unit, &p), 0); /* cut off */
+        buf_free(&b);
+    }
+    assert_true(quick > 20000 && whole > quick && parts > 20000);
+}
+
 static void finish_records(size_t records_at)
 {
     struct index_private x = an_index();
@@ -537,6 +592,7 @@ int main(void)
         cmocka_unit_test(private_part_comes_back),
         cmocka_unit_test(a_name_used_twice_is_found_when_expanded),
         cmocka_unit_test(records_have_one_form),
+        cmocka_unit_test(the_quick_way_takes_nothing_else),
         cmocka_unit_test(an_index_is_finished_from_records),
         cmocka_unit_test(counts_are_bounded_by_the_bytes_behind_them),
         cmocka_unit_test(places_outside_the_chunks_are_refused),
