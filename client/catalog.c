@@ -44,13 +44,13 @@ const struct tensor *catalog_tensor(const struct catalog *c, uint32_t piece, str
     return index_tensor(x, i < x->tensor_count ? i : x->aliases[i - x->tensor_count].tensor, room);
 }
 
-bool catalog_whole(const struct catalog *c, uint32_t piece, enum dtype dtype, uint32_t dims,
-                   const uint64_t *shape, struct place *out)
+bool catalog_is(const struct catalog *c, uint32_t piece, struct slice name, enum dtype dtype, uint32_t dims,
+                const uint64_t *shape, struct place *out)
 {
     uint32_t i;
     const struct index_private *x = index_of(c, piece, &i);
-    return index_tensor_whole(x, i < x->tensor_count ? i : x->aliases[i - x->tensor_count].tensor, dtype,
-                              dims, shape, out);
+    bool first = piece < c->first[1] || c->next[piece] == piece; /* of its name */
+    return first && i < x->tensor_count && index_tensor_is(x, i, name, dtype, dims, shape, out);
 }
 
 void catalog_soon(const struct catalog *c, uint32_t piece)
@@ -78,6 +78,7 @@ void catalog_ask(struct catalog *c, uint32_t piece)
 {
     c->asked_count += !catalog_asked(c, piece);
     c->asked[piece / 64] |= 1ull << piece % 64;
+    c->hint = piece + 1;
 }
 
 bool catalog_asked(const struct catalog *c, uint32_t piece)

@@ -42,9 +42,10 @@ uint32_t catalog_rank(const struct catalog *c, uint32_t piece);
 struct slice catalog_name(const struct catalog *c, uint32_t piece); /* not terminated */
 /* Its name may be another one (alias). As index_tensor. */
 const struct tensor *catalog_tensor(const struct catalog *c, uint32_t piece, struct tensor *room);
-/* As index_tensor_whole. */
-bool catalog_whole(const struct catalog *c, uint32_t piece, enum dtype dtype, uint32_t dims,
-                   const uint64_t *shape, struct place *out);
+/* Would catalog_find find this piece by the name, and is it a whole tensor of this dtype and shape? Then
+ * where it lies. False says nothing. Much quicker. */
+bool catalog_is(const struct catalog *c, uint32_t piece, struct slice name, enum dtype dtype, uint32_t dims,
+                const uint64_t *shape, struct place *out);
 void catalog_soon(const struct catalog *c, uint32_t piece); /* its tensor will be looked up soon */
 /* The name, terminated; lives as long as the catalog. NULL: no memory. */
 const char *catalog_string(struct catalog *c, uint32_t piece);

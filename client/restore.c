@@ -504,31 +504,38 @@ static struct tail tail_behind(const struct larder_restore *r, uint32_t piece, c
                          last ? NULL : memory + p->bytes};
 }
 
+/* Is it a small whole tensor in host memory, and this piece? Then where it lies. */
+static bool is_small(struct larder_restore *r, const struct larder_tensor *t, struct slice name,
+                     uint32_t piece, struct place *out)
+{
+    return asks_for_all(t) &&
+           catalog_is(&r->catalog, piece, name, (enum dtype)t->dtype, t->dims, t->shape, out) &&
+           out->bytes > 0 && !index_large(out->bytes);
+}
+
 /* A small tensor behind those of the last request, in its chunk as in memory, makes that one longer: asking
  * for a million costs little then, and planning for them nothing. What it was asked for was checked with the
- * first; of the others dtype, shape and memory are looked at. True: done. */
-static bool add_to_run(struct larder_restore *r, const struct larder_tensor *t, uint32_t piece)
+ * first; of the others name, dtype, shape and memory are looked at. True: done. */
+static bool add_to_run(struct larder_restore *r, const struct larder_tensor *t, struct slice name)
 {
     struct tail *tail = &r->tail;
     struct place p;
-    if (!tail->memory || tail->piece != piece || t->data != tail->memory || !asks_for_all(t) ||
-        !catalog_whole(&r->catalog, piece, (enum dtype)t->dtype, t->dims, t->shape, &p) || p.bytes == 0 ||
-        index_large(p.bytes) || p.chunk != tail->chunk || p.offset != tail->offset)
+    if (!tail->memory || t->data != tail->memory || !is_small(r, t, name, tail->piece, &p) ||
+        p.chunk != tail->chunk || p.offset != tail->offset)
         return false;
     r->requests[r->request_count - 1].count++;
-    *tail = tail_behind(r, piece, &p, tail->memory);
-    catalog_ask(&r->catalog, piece);
+    catalog_ask(&r->catalog, tail->piece);
+    *tail = tail_behind(r, tail->piece, &p, tail->memory);
     return true;
 }
 
 /* May the request that was just kept become a run? */
-static void begin_run(struct larder_restore *r, const struct larder_tensor *t, uint32_t piece)
+static void begin_run(struct larder_restore *r, const struct larder_tensor *t, struct slice name,
+                      uint32_t piece)
 {
     const struct request *q = &r->requests[r->request_count - 1];
     struct place p;
-    if (!q->box && !q->target && asks_for_all(t) &&
-        catalog_whole(&r->catalog, piece, (enum dtype)t->dtype, t->dims, t->shape, &p) && p.bytes > 0 &&
-        !index_large(p.bytes))
+    if (!q->box && !q->target && is_small(r, t, name, piece, &p))
         r->tail = tail_behind(r, piece, &p, q->memory);
 }
 
@@ -541,15 +548,17 @@ static int add(struct larder_restore *r, const struct larder_tensor *t, struct e
     if (t->dims > TENSOR_DIMS_MAX)
         return err_set(e, ERR_INVALID, "%u dimensions were asked for; at most %u are possible", t->dims,
                        TENSOR_DIMS_MAX);
+    if (add_to_run(r, t, n))
+        return 0;
     int rc = find(r, n, &piece, e);
-    if (rc < 0 || add_to_run(r, t, piece))
+    if (rc < 0)
         return rc;
     tensor_of_public(t, &x);
     rc = check_same(catalog_tensor(&r->catalog, piece, &room), &x, e);
     if (rc == 0)
         rc = add_box(r, t, &x, piece, e);
     if (rc == 0)
-        begin_run(r, t, piece);
+        begin_run(r, t, n, piece);
     if (rc < 0) {
         char text[160];
         return err_prepend(e, "tensor \"%s\"", err_quote(text, sizeof text, x.name.p, x.name.n));

@@ -569,17 +569,17 @@ struct slice index_tensor_name(const struct index_private *x, uint32_t i)
     return record_name(x->stored + x->places[i]);
 }
 
-bool index_tensor_whole(const struct index_private *x, uint32_t i, enum dtype dtype, uint32_t dims,
-                        const uint64_t *shape, struct place *out)
+bool index_tensor_is(const struct index_private *x, uint32_t i, struct slice name, enum dtype dtype,
+                     uint32_t dims, const uint64_t *shape, struct place *out)
 {
     uint64_t elements;
     check(i < x->tensor_count);
     if (!x->tensors) {
-        if (!record_is_whole(x->stored + x->places[i], dtype, dims, shape, out))
+        if (!record_is(x->stored + x->places[i], name, dtype, dims, shape, out))
             return false;
     } else {
         const struct tensor *t = &x->tensors[i];
-        bool same = t->dtype == dtype && t->dims == dims;
+        bool same = t->dtype == dtype && t->dims == dims && slice_eq(t->name, name);
         for (uint32_t k = 0; same && k < dims; k++)
             same = t->shape[k] == shape[k] && t->lengths[k] == shape[k];
         if (!same)
@@ -606,12 +606,16 @@ static int tensor_place_check(const struct index_private *x, struct tensor *t,
 }
 
 /* As tensor_place_check, of a record of those that record_take_small knows. */
-static bool small_is_good(const struct index_private *x, struct slice name, unsigned unit,
-                          const struct place *p, const struct chunk_entry *chunks)
+static bool small_is_good(const struct index_private *x, const uint8_t *record,
+                          const struct record_form *form, const struct place *p,
+                          const struct chunk_entry *chunks)
 {
-    return name.n > 0 && name.n <= TENSOR_NAME_BYTES_MAX && utf8_valid(name.p, name.n) &&
-           p->chunk < x->chunk_count && dtype_unit(chunks[p->chunk].dtype) == unit &&
-           p->offset + p->bytes <= chunks[p->chunk].plain_bytes;
+    if (form->name_bytes == 0 || form->name_bytes > TENSOR_NAME_BYTES_MAX || p->chunk >= x->chunk_count)
+        return false;
+    const struct chunk_entry *c = &chunks[p->chunk];
+    return p->offset + p->bytes <= c->plain_bytes &&
+           (c->dtype == form->dtype || dtype_unit(c->dtype) == form->unit) &&
+           utf8_valid(record + 2, form->name_bytes);
 }
 
 static int tensors_take(struct rcur *c, struct index_private *x, const struct chunk_entry *chunks,
@@ -619,13 +623,14 @@ static int tensors_take(struct rcur *c, struct index_private *x, const struct ch
 {
     struct tensor t;
     struct place place;
-    unsigned unit;
+    struct record_form form = {0}; /* of the one before */
     for (uint32_t i = 0; i < x->tensor_count && !c->failed; i++) {
         const uint8_t *record = c->p;
         x->places[i] = (uint32_t)(record - x->stored);
-        size_t n = record_take_small(record, c->left, &unit, &place);
-        if (n > 0 && small_is_good(x, record_name(record), unit, &place, chunks)) {
-            (void)rcur_take(c, n);
+        size_t n = record_take_small(record, c->left, &form, &place);
+        if (n > 0 && small_is_good(x, record, &form, &place, chunks)) {
+            c->p += n;
+            c->left -= n;
             continue;
         }
         n = record_take(record, c->left, &t);

@@ -70,6 +70,15 @@ struct tensor {
     struct hash128 plain_hash;
 };
 
+/* What a record says before its numbers, and what follows from it. Records that follow each other mostly have
+ * the same, and a processor that takes this from the one before need not wait for where the next begins. */
+struct record_form {
+    size_t name_bytes;
+    uint8_t dtype, form;
+    unsigned unit; /* dtype_unit */
+    size_t bytes;  /* of the record; 0: of no record that was taken */
+};
+
 struct place { /* of a tensor's bytes; see above */
     uint32_t chunk, offset;
     uint64_t bytes;
@@ -129,9 +138,9 @@ void index_private_free(struct index_private *x);
 const struct tensor *index_tensor(const struct index_private *x, uint32_t i, struct tensor *room);
 struct slice index_tensor_name(const struct index_private *x, uint32_t i);
 
-/* Is tensor i a whole one of this dtype and shape? Then where it lies. Quicker than index_tensor. */
-bool index_tensor_whole(const struct index_private *x, uint32_t i, enum dtype dtype, uint32_t dims,
-                        const uint64_t *shape, struct place *out);
+/* Is tensor i a whole one of this name, dtype and shape? Then where it lies. Quicker than index_tensor. */
+bool index_tensor_is(const struct index_private *x, uint32_t i, struct slice name, enum dtype dtype,
+                     uint32_t dims, const uint64_t *shape, struct place *out);
 
 /* A tensor as it stands in the sealed part. hashed: with room for plain_hash, or with it where it is told;
  * only for those that have one. Place and hash may be written later. */
@@ -141,9 +150,9 @@ void record_put(struct buf *out, const struct tensor *t, bool hashed);
 void record_get(const uint8_t *record, struct tensor *out);
 struct hash128 record_hash(const uint8_t *record);
 struct slice record_name(const uint8_t *record);
-/* As index_tensor_whole, all of *out but `bytes`. */
-bool record_is_whole(const uint8_t *record, enum dtype dtype, uint32_t dims, const uint64_t *shape,
-                     struct place *out);
+/* As index_tensor_is, all of *out but `bytes`. */
+bool record_is(const uint8_t *record, struct slice name, enum dtype dtype, uint32_t dims,
+               const uint64_t *shape, struct place *out);
 void record_set_place(uint8_t *record, uint32_t first_chunk, uint32_t offset);
 void record_set_hash(uint8_t *record, struct hash128 plain_hash);
 /* All but `bytes`, of bytes that may be anything: how many the record has, or 0 if it is cut off or not in
@@ -151,8 +160,8 @@ void record_set_hash(uint8_t *record, struct hash128 plain_hash);
 size_t record_take(const uint8_t *p, size_t n, struct tensor *out);
 /* The same, much quicker, of nearly all there are: small whole tensors that have bytes, with numbers of 32
  * bits, of no packed dtype, with the bytes of its elements. 0: the record is another one, which says nothing
- * of whether it is good. */
-size_t record_take_small(const uint8_t *p, size_t n, unsigned *unit, struct place *out);
+ * of whether it is good. form: zeros, or what was left by the record before. */
+size_t record_take_small(const uint8_t *p, size_t n, struct record_form *form, struct place *out);
 
 /* Checks one tensor's description (name, dtype, dims, box inside shape, packing) and computes its bytes. Used
  * before a save and after decoding. Errors name the tensor. */

@@ -114,10 +114,12 @@ void record_get(const uint8_t *record, struct tensor *out)
     out->offset = le32_get(p + 4);
 }
 
-bool record_is_whole(const uint8_t *record, enum dtype dtype, uint32_t dims, const uint64_t *shape,
-                     struct place *out)
+bool record_is(const uint8_t *record, struct slice name, enum dtype dtype, uint32_t dims,
+               const uint64_t *shape, struct place *out)
 {
-    const uint8_t *p = record + 2 + le16_get(record);
+    if (le16_get(record) != name.n || memcmp(record + 2, name.p, name.n) != 0)
+        return false;
+    const uint8_t *p = record + 2 + name.n;
     uint8_t form = p[1];
     if (p[0] != dtype || (form & FORM_DIMS) != dims || (form & FORM_PART))
         return false;
@@ -164,20 +166,38 @@ struct hash128 record_hash(const uint8_t *record)
     return h;
 }
 
-size_t record_take_small(const uint8_t *p, size_t n, unsigned *unit, struct place *out)
+/* The form of a record that record_take_small may take. False: of no such one. */
+static bool form_take(const uint8_t *p, size_t n, struct record_form *out)
 {
     size_t name = n < 2 ? 0 : le16_get(p), fixed = 2 + name + 2;
+    *out = (struct record_form){0};
     if (n < fixed)
-        return 0;
-    uint8_t form = p[fixed - 1];
+        return false;
+    uint8_t dtype = p[fixed - 2], form = p[fixed - 1];
     uint32_t dims = form & FORM_DIMS;
     size_t all = fixed + 4 * dims + 8 + (form & FORM_HASHED ? HASH128_BYTES : 0);
-    *unit = dtype_unit(p[fixed - 2]);
-    if (form & (FORM_PART | FORM_WIDE) || dims > TENSOR_DIMS_MAX || n < all || *unit == 0)
+    unsigned unit = dtype_unit(dtype);
+    if (form & (FORM_PART | FORM_WIDE) || dims > TENSOR_DIMS_MAX || n < all || unit == 0)
+        return false;
+    *out = (struct record_form){name, dtype, form, unit, all};
+    return true;
+}
+
+static bool has_form(const uint8_t *p, size_t n, const struct record_form *f)
+{
+    return f->bytes > 0 && n >= f->bytes && le16_get(p) == f->name_bytes &&
+           p[2 + f->name_bytes] == f->dtype && p[3 + f->name_bytes] == f->form;
+}
+
+size_t record_take_small(const uint8_t *p, size_t n, struct record_form *form, struct place *out)
+{
+    if (!has_form(p, n, form) && !form_take(p, n, form))
         return 0;
-    if (form & FORM_HASHED && memcmp(p + all - HASH128_BYTES, &no_hash, sizeof no_hash) == 0)
+    uint32_t dims = form->form & FORM_DIMS;
+    size_t all = form->bytes, fixed = 2 + form->name_bytes + 2;
+    if (form->form & FORM_HASHED && memcmp(p + all - HASH128_BYTES, &no_hash, sizeof no_hash) == 0)
         return 0;
-    out->bytes = *unit;
+    out->bytes = form->unit;
     for (p += fixed; dims > 0 && !index_large(out->bytes); dims--, p += 4) /* which keeps it within 52 bits */
         out->bytes *= le32_get(p);
     out->chunk = le32_get(p);

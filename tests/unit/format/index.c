@@ -336,7 +336,8 @@ static uint32_t draw(uint64_t *seed, uint32_t below)
 static void the_quick_way_takes_nothing_else(void **state)
 {
     uint64_t seed = 1, bytes;
-    unsigned quick = 0, whole = 0, parts = 0;
+    unsigned quick = 0, whole = 0, parts = 0, alike = 0;
+    struct record_form form = {0}; /* stays from record to record */
     (void)state;
     for (int round = 0; round < 200000; round++) {
         struct tensor t = {
@@ -351,34 +352,38 @@ static void the_quick_way_takes_nothing_else(void **state)
         struct buf b = {0};
         struct tensor slow;
         struct place p, q;
-        unsigned unit;
         if (tensor_check(&t, &t.bytes, NULL) < 0)
             continue;
         record_put(&b, &t, draw(&seed, 2));
         if (draw(&seed, 2)) /* any byte behind the name */
             b.p[11 + draw(&seed, (uint32_t)b.n - 11)] ^= (uint8_t)(1u << draw(&seed, 8));
-        size_t n = record_take_small(b.p, b.n, &unit, &p), all = record_take(b.p, b.n, &slow);
+        struct record_form before = form, own = {0};
+        size_t n = record_take_small(b.p, b.n, &form, &p), all = record_take(b.p, b.n, &slow);
         bool good = all > 0 && tensor_check(&slow, &bytes, NULL) == 0;
         bool is_whole = good && memcmp(slow.lengths, slow.shape, slow.dims * sizeof *slow.shape) == 0;
+        assert_int_equal(record_take_small(b.p, b.n, &own, &q), n); /* whatever came before */
+        alike += n > 0 && before.bytes == n && before.dtype == form.dtype && before.form == form.form;
         if (n > 0) {
             assert_true(n == all && is_whole && bytes == p.bytes && bytes > 0 && !index_large(bytes));
-            assert_true(unit * 8 == dtype_bits(slow.dtype) && p.chunk == slow.first_chunk &&
+            assert_true(form.unit * 8 == dtype_bits(slow.dtype) && p.chunk == slow.first_chunk &&
                         p.offset == slow.offset);
         }
         if (good) {
-            bool found = record_is_whole(b.p, slow.dtype, slow.dims, slow.shape, &q);
+            bool found = record_is(b.p, slow.name, slow.dtype, slow.dims, slow.shape, &q);
             assert_int_equal(found, is_whole);
             assert_true(!found || (q.chunk == slow.first_chunk && q.offset == slow.offset));
-            assert_false(record_is_whole(b.p, slow.dtype ^ 1, slow.dims, slow.shape, &q));
+            assert_false(record_is(b.p, slow.name, slow.dtype ^ 1, slow.dims, slow.shape, &q));
+            assert_false(record_is(b.p, slice_str("some.nam"), slow.dtype, slow.dims, slow.shape, &q));
+            assert_false(record_is(b.p, slice_str("some.nama"), slow.dtype, slow.dims, slow.shape, &q));
         }
         quick += n > 0;
         whole += is_whole;
         parts += good && !is_whole;
         if (n > 0)
-            assert_int_equal(record_take_small(b.p, n - 1, &unit, &p), 0); /* cut off */
+            assert_int_equal(record_take_small(b.p, n - 1, &form, &p), 0); /* cut off */
         buf_free(&b);
     }
-    assert_true(quick > 20000 && whole > quick && parts > 20000);
+    assert_true(quick > 20000 && whole > quick && parts > 20000 && alike > 10);
 }
 
 static void finish_records(size_t records_at)
