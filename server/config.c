@@ -52,6 +52,7 @@ static const struct key {
     {"session_requests_max", KIND_COUNT, AT(limits.session_requests_max), 1, 65536},
     {"session_streams_max", KIND_COUNT, AT(limits.session_streams_max), 1, 65536},
     {"in_flight", KIND_SIZE, AT(limits.in_flight_bytes_max), 1u << 20, 1ull << 40},
+    {"feed_window", KIND_SIZE, AT(limits.feed_read_bytes_max), 1u << 20, 1ull << 40},
     {"read_cache", KIND_SIZE, AT(limits.read_cache_bytes), 1u << 20, 1ull << 36},
     {"sample_indexes", KIND_SIZE, AT(limits.sample_index_bytes_max), 1u << 20, 1ull << 40},
     {"unpacked_shards", KIND_SIZE, AT(limits.unpacked_bytes_max), 1u << 20, 1ull << 50},

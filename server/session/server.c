@@ -25,6 +25,7 @@ static const struct server_limits limit_defaults = {
     .session_streams_max = 64,
     .session_payload_bytes_max = 64ull << 20,
     .session_read_bytes_max = 4ull << 20,
+    .feed_read_bytes_max = 4ull << 20,
     .in_flight_bytes_max = 64ull << 20,
     .read_cache_bytes = 128ull << 20,
     .sample_index_bytes_max = 64ull << 20,
@@ -49,6 +50,7 @@ static struct server_limits limits_of(const struct server_limits *asked)
     DEFAULT(session_streams_max)
     DEFAULT(session_payload_bytes_max)
     DEFAULT(session_read_bytes_max)
+    DEFAULT(feed_read_bytes_max)
     DEFAULT(in_flight_bytes_max)
     DEFAULT(read_cache_bytes)
     DEFAULT(sample_index_bytes_max)

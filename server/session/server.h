@@ -10,9 +10,9 @@
  *     sessions together 64 MiB, beyond which each has no more than one)
  *   + twice OUTPUT_HIGH_BYTES (being sent) + 1 MiB (being read),
  * times sessions_max (bulk lanes are sessions too). What was read from disk and is not yet sent lies in
- * read_cache_bytes, all sessions together, each with up to session_read_bytes_max of it; a session that finds
- * it full goes on with the 1 MiB of its own. Disk operations in flight are bounded per loop by
- * in_flight_bytes_max.
+ * read_cache_bytes, all sessions together, each with up to session_read_bytes_max of it, and of feeds with
+ * its share of feed_read_bytes_max, 1 MiB at least; a session that finds it full goes on with the 1 MiB of
+ * its own. Disk operations in flight are bounded per loop by in_flight_bytes_max.
  */
 #ifndef LARDER_SERVER_H
 #define LARDER_SERVER_H
@@ -57,6 +57,7 @@ struct server_limits {
     uint32_t session_streams_max;       /* [64] of these, streams */
     uint64_t session_payload_bytes_max; /* [64 MiB] */
     uint64_t session_read_bytes_max;    /* [4 MiB] */
+    uint64_t feed_read_bytes_max;       /* [4 MiB] all sessions that read share it, if they feed */
     uint64_t in_flight_bytes_max;       /* [64 MiB] disk operations of one loop */
     uint64_t read_cache_bytes;          /* [128 MiB] of all loops; taken at start (extents.h) */
     uint64_t sample_index_bytes_max;    /* [64 MiB] cached sample indexes of published shards, each loop */

@@ -108,6 +108,7 @@ struct server {
     bool refresh_again;
     _Atomic uint32_t session_count;
     _Atomic uint64_t payload_bytes; /* of requests, all sessions together */
+    _Atomic uint32_t reading_count; /* sessions that hold pieces read from disk, or being read */
     _Atomic uint64_t session_number;
     struct extents *extents;   /* what was read */
     struct unpacked *unpacked; /* packed shards of published folders */

@@ -19,8 +19,8 @@ static void piece_free(struct piece *p)
     sched_release(s->w->sched, &p->item);
     list_del(&p->link);
     st->piece_count--;
-    if (st->on_disk)
-        s->read_bytes -= p->extent_bytes;
+    if (st->on_disk && (s->read_bytes -= p->extent_bytes) == 0)
+        atomic_fetch_sub(&s->w->server->reading_count, 1);
     extent_put(s->w->server->extents, p->extent);
     free(p);
 }
@@ -334,17 +334,27 @@ static bool credit_is_worth_it(const struct stream *st)
            (st->piece_count == 0 || st->credit >= (st->left_bytes < whole ? st->left_bytes : whole));
 }
 
-/* While much is held, each session goes on with one piece at a time. */
-static uint64_t read_bytes_max(const struct session *s)
+/* What the session may hold before it begins another piece. Feeds, which go on for hours, share a little: so
+ * their bytes go round in few places, which are in the processor's cache when the disk fills them and sockets
+ * take them. Those who do not read what they asked for keep their share, no more. While much is held, each
+ * goes on with one piece at a time. */
+static uint64_t read_bytes_max(const struct session *s, enum sched_class class)
 {
-    return extents_crowded(s->w->server->extents) ? 1 : s->w->server->limits.session_read_bytes_max;
+    const struct server *server = s->w->server;
+    uint64_t max = server->limits.session_read_bytes_max, sessions = atomic_load(&server->reading_count);
+    uint64_t share = server->limits.feed_read_bytes_max / (sessions > 0 ? sessions : 1);
+    if (extents_crowded(server->extents))
+        return 1;
+    if (class == CLASS_FEED && share < max)
+        max = share;
+    return max > 0 ? max : 1;
 }
 
 static bool may_begin(const struct stream *st)
 {
     const struct session *s = st->r.s;
     return !st->all_begun && credit_is_worth_it(st) && st->piece_count < STREAM_PIECES &&
-           s->read_bytes < read_bytes_max(s);
+           s->read_bytes < read_bytes_max(s, st->class);
 }
 
 /* Begins the stream's next piece. True: something moved. */
@@ -373,6 +383,8 @@ static bool begin_one(struct stream *st)
         st->source->read(p);
         return true;
     }
+    if (s->read_bytes == 0)
+        atomic_fetch_add(&s->w->server->reading_count, 1);
     s->read_bytes += p->extent_bytes;
     p->wait.told = piece_told;
     p->wait.loop = s->w->loop;

@@ -6,8 +6,8 @@
  *   source -> piece (waits for the scheduler) -> being read -> ready -> channel
  *
  * A piece is begun only against credit that the client has given, and while what the session holds stays
- * below session_read_bytes_max; so a client that gives no credit holds a stream for hours that costs a few
- * hundred bytes, and its deadline does not run.
+ * below session_read_bytes_max and, of a feed, its share of feed_read_bytes_max; so a client that gives no
+ * credit holds a stream for hours that costs a few hundred bytes, and its deadline does not run.
  */
 #ifndef LARDER_STREAM_H
 #define LARDER_STREAM_H

@@ -172,7 +172,7 @@ struct buf handmade_read(const struct handmade *p, uint64_t credit, const struct
         msg_read_range_encode(&r, &items);
     }
     struct msg_read m = {.source = READ_SEGMENT,
-                         .class = 1,
+                         .class = p->feeds ? 2 : 1,
                          .scope = p->run,
                          .credit = credit,
                          .count = count,

@@ -20,6 +20,7 @@ struct handmade {
     uint8_t *bytes;       /* of all chunks, as stored, from bytes_offset on; freed by handmade_free */
     uint64_t bytes_offset, file_bytes;
     uint8_t digest[SHA256_BYTES]; /* after handmade_seal */
+    bool feeds;                   /* its reads are a feed's, not a restore's */
 };
 
 struct id handmade_id(uint8_t first);

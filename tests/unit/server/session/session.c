@@ -651,6 +651,68 @@ static void who_does_not_read_is_given_up(void **state)
     served_stop(&s, 1000);
 }
 
+/* Bytes of pieces that streams have begun, once nothing more is. */
+static int64_t begun_bytes(void)
+{
+    int64_t before = -1, n = 0;
+    while (n != before) {
+        before = n;
+        nanosleep(&(struct timespec){.tv_nsec = 100 * 1000 * 1000}, NULL);
+        n = metric_get(METRIC_disk_read_bytes) + metric_get(METRIC_cached_read_bytes) +
+            metric_get(METRIC_joined_read_bytes);
+    }
+    return n;
+}
+
+/* Four who ask for much and receive nothing; what they make the server hold. Meanwhile a fifth gets all it
+ * asks for. */
+static int64_t held_for_slow_readers(bool feeds, uint64_t feed_read_bytes_max)
+{
+    struct served s;
+    struct caller slow[4], c;
+    struct handmade p;
+    struct range ranges[32];
+    struct buf b, got = {0};
+    bool ended;
+    served_start(&s, &(struct served_options){.limits = {.read_cache_bytes = 128 << 20,
+                                                         .feed_read_bytes_max = feed_read_bytes_max}});
+    caller_join(&c, &s, writer());
+    part_save(&c, &p);
+    p.feeds = feeds;
+    for (int i = 0; i < 32; i++)
+        ranges[i] = (struct range){p.bytes_offset, CHUNKS * CHUNK_SIZE};
+    int64_t before = begun_bytes();
+    for (int i = 0; i < 4; i++) {
+        caller_join(&slow[i], &s, writer());
+        b = handmade_read(&p, UINT64_MAX, ranges, 32);
+        caller_send(&slow[i], OP_READ, 0, &b, (struct slice){0});
+    }
+    int64_t held = begun_bytes() - before;
+    b = handmade_read(&p, UINT64_MAX, ranges, 1);
+    uint64_t id = caller_send(&c, OP_READ, 0, &b, (struct slice){0});
+    assert_int_equal(gather(&c, id, &got, SIZE_MAX, &ended), ERR_NONE);
+    assert_true(ended);
+    assert_int_equal(got.n, CHUNKS * CHUNK_SIZE);
+    assert_memory_equal(got.p, p.bytes, got.n);
+    buf_free(&got);
+    for (int i = 0; i < 4; i++)
+        caller_close(&slow[i]);
+    caller_close(&c);
+    handmade_free(&p);
+    served_stop(&s, 1000);
+    nothing_left();
+    return held;
+}
+
+/* One piece of each is held, not 4 MiB; a restore is let alone. */
+static void feeds_share_what_is_read_ahead(void **state)
+{
+    (void)state;
+    int64_t much = held_for_slow_readers(true, 64 << 20), little = held_for_slow_readers(true, 1);
+    assert_in_range(little, 1, much - (4 << 20));
+    assert_in_range(held_for_slow_readers(false, 1), much - (4 << 20) + 1, INT64_MAX);
+}
+
 static void what_cannot_be_read_is_named(void **state)
 {
     (void)state;
@@ -839,6 +901,7 @@ int main(void)
         cmocka_unit_test(streams_share_a_session),
         cmocka_unit_test(payloads_in_flight_are_bounded),
         cmocka_unit_test(who_does_not_read_is_given_up),
+        cmocka_unit_test(feeds_share_what_is_read_ahead),
         cmocka_unit_test(what_cannot_be_read_is_named),
         cmocka_unit_test(disconnects_leave_nothing),
         cmocka_unit_test(too_many_sessions_are_told_so),
