@@ -239,6 +239,7 @@ static void client_free(struct larder *c)
     credentials_free(&c->credentials);
     pthread_mutex_destroy(&c->feeds_lock);
     spares_end(&c->sealed);
+    part_scratch_free(atomic_load(&c->scratch));
     free(c->path);
     if (c->own)
         munmap((void *)(uintptr_t)c->own, 4096);

@@ -42,23 +42,28 @@ static uint32_t group(const struct part *p, const uint32_t *numbers, uint32_t co
 struct chunk_reader {
     struct stored_set set;
     uint8_t *plain, *second; /* second: stored bytes of a chunk that is read again; taken when needed */
+    struct larder *client;
     struct part_scratch *scratch;
 };
 
 static int reader_init(struct chunk_reader *r, const struct part *p, const uint32_t *numbers, uint32_t count,
                        struct err *e)
 {
+    uint32_t chunks, plain = 1;
     uint64_t most = 1;
-    *r = (struct chunk_reader){0};
+    const struct chunk_entry *table = part_chunks(p, &chunks);
+    *r = (struct chunk_reader){.client = part_client(p)};
     for (uint32_t i = 0, n; i < count; i += n) {
         n = group(p, numbers + i, count - i);
         uint64_t bytes = part_fetch_bytes(p, numbers + i, n);
         most = bytes > most ? bytes : most;
     }
+    for (uint32_t i = 0; i < count; i++)
+        plain = table[numbers[i]].plain_bytes > plain ? table[numbers[i]].plain_bytes : plain;
     r->set.memory = malloc(most);
     r->set.memory_bytes = most;
-    r->plain = malloc(CHUNK_PLAIN_BYTES_MAX);
-    r->scratch = part_scratch_create();
+    r->plain = malloc(plain);
+    r->scratch = part_scratch_take(r->client);
     if (r->set.memory && r->plain && r->scratch)
         return 0;
     return err_set(e, ERR_NO_MEMORY, "no memory for reading %u chunks", count);
@@ -66,8 +71,7 @@ static int reader_init(struct chunk_reader *r, const struct part *p, const uint3
 
 static void reader_free(struct chunk_reader *r)
 {
-    if (r->scratch)
-        part_scratch_free(r->scratch);
+    part_scratch_give(r->client, r->scratch);
     free(r->plain);
     free(r->second);
     free(r->set.memory);

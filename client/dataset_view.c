@@ -12,7 +12,8 @@
 #include "client/dataset_wait.h"
 #include "format/base/hash.h"
 
-#define VIEWS_KEPT 16
+#define VIEWS_KEPT          16
+#define SAMPLES_COUNTED_MAX 256u /* of a chunk */
 
 static int open_imported(struct larder_dataset *d, uint64_t version, struct err *e)
 {
@@ -348,6 +349,44 @@ struct chunk_place dataset_chunk_of(const struct dataset_view *v, uint64_t offse
     return (struct chunk_place){.chunk = (uint32_t)(offset / v->piece_bytes),
                                 .offset = (uint32_t)within,
                                 .bytes = (uint32_t)(left < room ? left : room)};
+}
+
+static uint64_t sample_end(const struct samples *s, uint64_t i)
+{
+    struct sample_field last = samples_field(s, i, samples_fields(s, i) - 1);
+    return last.offset + last.bytes;
+}
+
+/* Samples stand in the order of their bytes. */
+static uint64_t first_sample_behind(const struct samples *s, uint64_t offset)
+{
+    uint64_t low = 0, high = samples_count(s);
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (sample_end(s, middle) > offset)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+uint64_t dataset_sample_bytes(const struct dataset_view *v, uint32_t chunk)
+{
+    const struct samples *s = v->samples;
+    uint64_t begin = chunk * v->piece_bytes, end = begin + v->piece_bytes, bytes = 0;
+    uint64_t first = first_sample_behind(s, begin), i = first;
+    for (; i < samples_count(s) && samples_field(s, i, 0).offset < end; i++) {
+        if (i - first == SAMPLES_COUNTED_MAX)
+            return UINT64_MAX;
+        for (uint32_t k = 0; k < samples_fields(s, i); k++) {
+            struct sample_field f = samples_field(s, i, k);
+            uint64_t from = f.offset > begin ? f.offset : begin, to = f.offset + f.bytes;
+            to = to < end ? to : end;
+            bytes += to > from ? to - from : 0;
+        }
+    }
+    return bytes;
 }
 
 uint64_t dataset_identity(const struct larder_dataset *d)

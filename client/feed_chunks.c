@@ -3,8 +3,9 @@
  * Samples of imported shards lie in sealed chunks. A raw one is received to where it is wanted and opened
  * there, piece by piece, while the core that received it has it in its cache; others come whole and are
  * decoded by the workers. Bytes of a chunk are used once all of it has verified. A chunk is fetched once for
- * all the pieces that want it while it is there; decoded ones stay until their memory is needed, the longest
- * unused going first, since a shuffled window comes back to the same chunks.
+ * all the pieces that want it while it is there; decoded ones stay until all of their samples were handed
+ * out, since a shuffled window comes back to the same chunks, or their memory is needed, the longest unused
+ * going first.
  *
  * The planner never waits for memory while it holds back a request, and every chunk on its way ends by
  * itself, so there is always memory to come.
@@ -120,16 +121,18 @@ static struct feed_chunk *chunk_create(struct larder_feed *f, const struct feed_
     }
     dataset_view_ref(v->dataset, v);
     c->view = v;
+    c->left_bytes = dataset_sample_bytes(v, number);
     list_add_tail(bucket_of(f, c->shard, c->number), &c->bucket);
     return c;
 }
 
-/* With the lock held: drops a pin; a chunk nobody uses may be forgotten from now on. */
+/* With the lock held: drops a pin. A chunk nobody uses may be forgotten from now on, and is at once if all of
+ * its samples were handed out: the next one is in its place then, which is still in the cache. */
 static void unpin(struct larder_feed *f, struct feed_chunk *c)
 {
     if (--c->pins > 0)
         return;
-    if (c->lent)
+    if (c->lent || c->left_bytes == 0)
         chunk_free(f, c);
     else
         list_add_tail(&f->unused, &c->queue);
@@ -154,6 +157,7 @@ static void copy_pieces(struct larder_feed *f, struct feed_chunk *c, struct feed
     for (struct feed_piece *p = pieces, *next; p; p = next) {
         struct err e;
         next = p->next; /* the batch may go with its last piece */
+        c->left_bytes -= p->bytes < c->left_bytes ? p->bytes : c->left_bytes;
         if (!piece_fits(p, c))
             err_set(&e, ERR_CORRUPT, "chunk %u has %zu bytes, %u at %u were expected", c->number,
                     c->plain_bytes, (unsigned)p->bytes, p->at);

@@ -141,6 +141,7 @@ struct feed_chunk {
     uint8_t tag[TAG_BYTES];
     uint8_t *stored, *plain; /* stored: NULL if raw */
     size_t stored_bytes, plain_bytes;
+    uint64_t left_bytes; /* of samples, that were not handed out yet; 0: nobody comes back for it */
     struct feed_piece *waiting;
 };
 

@@ -24,7 +24,8 @@ struct larder {
     const uint8_t *own;   /* 1; a child of fork finds 0 there. NULL: the kernel does not do that */
     struct pool *staging; /* NULL for a role that cannot save */
     struct saver *saver;  /* likewise */
-    struct spares sealed; /* memory of chunks between compressing and the answer */
+    _Atomic(struct part_scratch *) scratch; /* that nobody uses just now, or NULL */
+    struct spares sealed;                   /* memory of chunks between compressing and the answer */
     atomic_bool
         staging_lost; /* a device may still write to a slot, or a restore has some: pool and devices stay */
     pthread_mutex_t device_lock;

@@ -29,11 +29,15 @@ void part_close(struct part *p);
 const struct index_private *part_index(const struct part *p);
 const struct chunk_entry *part_chunks(const struct part *p, uint32_t *count);
 const struct segment_header *part_header(const struct part *p);
+struct larder *part_client(const struct part *p);
 
 /* Per-thread scratch for opening and decoding. */
 struct part_scratch;
 must_check struct part_scratch *part_scratch_create(void);
 void part_scratch_free(struct part_scratch *s);
+/* One that was given back before, if there is one: for those who need it for a moment, again and again. */
+must_check struct part_scratch *part_scratch_take(struct larder *c);
+void part_scratch_give(struct larder *c, struct part_scratch *s); /* NULL allowed */
 /* Stored as it is, not compressed: decoding it is opening it, straight to its place. */
 bool part_is_raw(const struct part *p, uint32_t number);
 /* Checksum, seal, codec, plain hash: stored bytes of chunk `number` into plain_bytes at out. ERR_CORRUPT

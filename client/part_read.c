@@ -291,6 +291,11 @@ const struct segment_header *part_header(const struct part *p)
     return &p->header;
 }
 
+struct larder *part_client(const struct part *p)
+{
+    return p->client;
+}
+
 /* ---- decoding ---- */
 
 struct part_scratch *part_scratch_create(void)
@@ -316,6 +321,17 @@ void part_scratch_free(struct part_scratch *s)
     free(s->bytes);
     free(s->plain);
     free(s);
+}
+
+struct part_scratch *part_scratch_take(struct larder *c)
+{
+    struct part_scratch *s = atomic_exchange(&c->scratch, NULL);
+    return s ? s : part_scratch_create();
+}
+
+void part_scratch_give(struct larder *c, struct part_scratch *s)
+{
+    part_scratch_free(s ? atomic_exchange(&c->scratch, s) : NULL);
 }
 
 /* What does not fit its checksum was damaged on disk or on the way, which says more than that its tag does

@@ -12,7 +12,8 @@
 
 #include "format/tls.h"
 
-#define IDLE_BYTES_MAX 65536u       /* buffers larger than this are given back when they are empty */
+#define IDLE_BYTES_MAX 65536u /* buffers larger than this are given back when they are empty */
+#define IDLE_INPUTS    64u    /* in a row that kept nothing: what is kept for them counts as empty then */
 #define PIECE_BYTES    (128u << 10) /* of a lent tail: covered, and sent while it is in the cache */
 #define LEND_BYTES_MIN 16384u       /* less is copied */
 
@@ -32,6 +33,7 @@ struct channel {
 
     uint8_t *kept; /* input not yet decrypted */
     size_t kept_cap, kept_at, kept_end;
+    unsigned idle_inputs;
     struct slice lent; /* the caller's, during channel_input only */
 
     uint8_t head[FRAME_HEADER_BYTES + LANE_TAG_BYTES]; /* the tag only on a lane */
@@ -112,7 +114,8 @@ static int keep_rest(struct channel *c, struct err *e)
     size_t n = c->lent.n;
     if (!keep(c, n))
         return err_set(e, ERR_NO_MEMORY, "no memory for %zu bytes of input", n);
-    if (c->kept_end == 0 && c->kept_cap > IDLE_BYTES_MAX) {
+    c->idle_inputs = c->kept_end == 0 ? c->idle_inputs + 1 : 0;
+    if (c->idle_inputs >= IDLE_INPUTS && c->kept_cap > IDLE_BYTES_MAX) {
         free(c->kept);
         c->kept = NULL;
         c->kept_cap = 0;

@@ -19,6 +19,7 @@
 
 #include "client/client.h"
 #include "client/dataset_view.h"
+#include "client/feed_private.h"
 #include "tests/support/corpus.h"
 #include "tests/support/folder.h"
 #include "tests/support/shelf.h"
@@ -319,7 +320,7 @@ static void progress_ends_at_the_total(void **state)
 
 /* ---- feeding what was imported ---- */
 
-static struct larder_feed *open_feed(struct world *w, uint64_t depth_bytes, int damage)
+static struct larder_feed *open_feed_of(struct world *w, uint32_t batch, uint64_t depth_bytes, int damage)
 {
     struct larder_feed_options o = LARDER_INIT(larder_feed_options);
     struct larder_feed *f;
@@ -327,13 +328,18 @@ static struct larder_feed *open_feed(struct world *w, uint64_t depth_bytes, int 
     o.dataset = "set";
     o.seed = 4;
     o.window_shards = 2;
-    o.global_batch = 8;
+    o.global_batch = batch;
     o.last = LARDER_LAST_PAD;
     o.depth_bytes = depth_bytes;
     o.damage = damage;
     if (larder_feed_open(w->client, &o, &f, &e) < 0)
         fail_msg("%s", e.text);
     return f;
+}
+
+static struct larder_feed *open_feed(struct world *w, uint64_t depth_bytes, int damage)
+{
+    return open_feed_of(w, 8, depth_bytes, damage);
 }
 
 static int drain(const struct corpus *c, struct larder_feed *f, uint32_t *seen, struct larder_error *e)
@@ -382,6 +388,33 @@ static void feeds_sealed_samples_through_cuts(void **state)
         assert_int_equal(seen[i], i < pad ? 2 : 1);
     assert_true(shelf_cuts(w.shelf) >= 3);
     larder_feed_close(f);
+    free(seen);
+    corpus_paths_free(paths);
+    corpus_free(&c);
+    world_end(&w);
+}
+
+/* Memory is not kept for chunks whose samples were all handed out, and no chunk is fetched twice for that. */
+static void what_was_handed_out_is_forgotten(void **state)
+{
+    (void)state;
+    struct world w;
+    struct corpus c;
+    struct larder_error e = {0};
+    world_make(&w);
+    corpus_make(&c, 8, 6, 40, 60000);
+    char **paths = corpus_write(&c, w.folder);
+    import(&w, "set", paths, LARDER_SHARD_AUTO, NULL);
+    uint32_t *seen = calloc(corpus_samples(&c), sizeof *seen);
+    atomic_store(&w.chunk_bytes_read, 0);
+    struct larder_feed *f = open_feed_of(&w, 1, 1 << 20, LARDER_DAMAGE_FAIL);
+    assert_int_equal(drain(&c, f, seen, &e), 0);
+    pthread_mutex_lock(&f->lock);
+    assert_int_equal(f->chunk_bytes, 0);
+    pthread_mutex_unlock(&f->lock);
+    larder_feed_close(f);
+    assert_in_range(atomic_load(&w.chunk_bytes_read), corpus_bytes(&c) / 2,
+                    corpus_bytes(&c) + (256 << 10)); /* with the indexes of the samples */
     free(seen);
     corpus_paths_free(paths);
     corpus_free(&c);
@@ -554,6 +587,7 @@ int main(void)
         cmocka_unit_test(bad_files_leave_nothing),
         cmocka_unit_test(progress_ends_at_the_total),
         cmocka_unit_test(feeds_sealed_samples_through_cuts),
+        cmocka_unit_test(what_was_handed_out_is_forgotten),
         cmocka_unit_test(records_are_samples_of_one_size),
         cmocka_unit_test(damage_is_read_again_then_named_or_left_out),
         cmocka_unit_test(a_state_is_bound_to_its_version),
