@@ -44,13 +44,23 @@ const struct tensor *catalog_tensor(const struct catalog *c, uint32_t piece, str
     return index_tensor(x, i < x->tensor_count ? i : x->aliases[i - x->tensor_count].tensor, room);
 }
 
+/* Is it the first of its name? */
+static bool is_first(const struct catalog *c, uint32_t piece)
+{
+    uint32_t last = piece;
+    if (piece < c->first[1])
+        return true;
+    while (c->next[last] > last)
+        last = c->next[last];
+    return c->next[last] == piece;
+}
+
 bool catalog_is(const struct catalog *c, uint32_t piece, struct slice name, enum dtype dtype, uint32_t dims,
                 const uint64_t *shape, struct place *out)
 {
     uint32_t i;
     const struct index_private *x = index_of(c, piece, &i);
-    bool first = piece < c->first[1] || c->next[piece] == piece; /* of its name */
-    return first && i < x->tensor_count && index_tensor_is(x, i, name, dtype, dims, shape, out);
+    return is_first(c, piece) && i < x->tensor_count && index_tensor_is(x, i, name, dtype, dims, shape, out);
 }
 
 void catalog_soon(const struct catalog *c, uint32_t piece)

@@ -12,8 +12,8 @@
 #include "client/dataset_wait.h"
 #include "format/base/hash.h"
 
-#define VIEWS_KEPT          16
-#define SAMPLES_COUNTED_MAX 256u /* of a chunk */
+#define VIEWS_KEPT         16
+#define FIELDS_COUNTED_MAX 256u /* of a chunk */
 
 static int open_imported(struct larder_dataset *d, uint64_t version, struct err *e)
 {
@@ -357,7 +357,7 @@ static uint64_t sample_end(const struct samples *s, uint64_t i)
     return last.offset + last.bytes;
 }
 
-/* Samples stand in the order of their bytes. */
+/* Samples stand in the order of their bytes; if those of an odd file do not, only the number is wrong. */
 static uint64_t first_sample_behind(const struct samples *s, uint64_t offset)
 {
     uint64_t low = 0, high = samples_count(s);
@@ -374,10 +374,11 @@ static uint64_t first_sample_behind(const struct samples *s, uint64_t offset)
 uint64_t dataset_sample_bytes(const struct dataset_view *v, uint32_t chunk)
 {
     const struct samples *s = v->samples;
-    uint64_t begin = chunk * v->piece_bytes, end = begin + v->piece_bytes, bytes = 0;
-    uint64_t first = first_sample_behind(s, begin), i = first;
+    uint64_t begin = chunk * v->piece_bytes, end = begin + v->piece_bytes, bytes = 0, looked_at = 0;
+    uint64_t i = first_sample_behind(s, begin);
     for (; i < samples_count(s) && samples_field(s, i, 0).offset < end; i++) {
-        if (i - first == SAMPLES_COUNTED_MAX)
+        looked_at += samples_fields(s, i);
+        if (looked_at > FIELDS_COUNTED_MAX)
             return UINT64_MAX;
         for (uint32_t k = 0; k < samples_fields(s, i); k++) {
             struct sample_field f = samples_field(s, i, k);

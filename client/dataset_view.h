@@ -94,8 +94,8 @@ struct chunk_place {
     uint32_t bytes; /* of the shard from there to the end of the chunk */
 };
 struct chunk_place dataset_chunk_of(const struct dataset_view *v, uint64_t offset);
-/* How many bytes of the chunk belong to samples, what several have counted for each. UINT64_MAX: there are
- * many samples in it, and they were not counted. The view's samples are known. */
+/* How many bytes of the chunk belong to samples, what several have counted for each. UINT64_MAX: they
+ * have many fields there, and were not counted. The view's samples are known. */
 uint64_t dataset_sample_bytes(const struct dataset_view *v, uint32_t chunk);
 
 /* Hashes that tell datasets and their versions apart, for the loader's state. */

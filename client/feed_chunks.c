@@ -3,9 +3,9 @@
  * Samples of imported shards lie in sealed chunks. A raw one is received to where it is wanted and opened
  * there, piece by piece, while the core that received it has it in its cache; others come whole and are
  * decoded by the workers. Bytes of a chunk are used once all of it has verified. A chunk is fetched once for
- * all the pieces that want it while it is there; decoded ones stay until all of their samples were handed
- * out, since a shuffled window comes back to the same chunks, or their memory is needed, the longest unused
- * going first.
+ * all the pieces that want it while it is there; decoded ones stay until all of their samples were taken,
+ * since a shuffled window comes back to the same chunks, or their memory is needed, the longest unused going
+ * first. Where there is memory for all of an epoch, only the latter: the next one comes back.
  *
  * The planner never waits for memory while it holds back a request, and every chunk on its way ends by
  * itself, so there is always memory to come.
@@ -121,13 +121,14 @@ static struct feed_chunk *chunk_create(struct larder_feed *f, const struct feed_
     }
     dataset_view_ref(v->dataset, v);
     c->view = v;
-    c->left_bytes = dataset_sample_bytes(v, number);
+    if (!c->lent)
+        c->left_bytes = f->forgets ? dataset_sample_bytes(v, number) : UINT64_MAX;
     list_add_tail(bucket_of(f, c->shard, c->number), &c->bucket);
     return c;
 }
 
 /* With the lock held: drops a pin. A chunk nobody uses may be forgotten from now on, and is at once if all of
- * its samples were handed out: the next one is in its place then, which is still in the cache. */
+ * its samples were taken: the next one is in its place then, which is still in the cache. */
 static void unpin(struct larder_feed *f, struct feed_chunk *c)
 {
     if (--c->pins > 0)

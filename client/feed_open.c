@@ -277,8 +277,14 @@ static int resume(struct larder_feed *f, const struct larder_feed_options *o, st
 static int take_chunk_memory(struct larder_feed *f, struct err *e)
 {
     bool sealed = false;
-    for (uint32_t i = 0; i < f->source_count; i++)
-        sealed |= !f->sources[i].dataset->published;
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < f->source_count; i++) {
+        const struct larder_dataset *d = f->sources[i].dataset;
+        sealed |= !d->published;
+        for (uint32_t k = 0; !d->published && k < d->table.count; k++)
+            all += d->table.shards[k].bytes;
+    }
+    f->forgets = all > f->chunk_bytes_max;
     if (sealed && feed_buffers_init(&f->buffers, f->chunk_bytes_max + f->chunk_bytes_max / 4) < 0)
         return err_set(e, ERR_NO_MEMORY, "no memory for chunks of %llu bytes; set depth_bytes lower",
                        (unsigned long long)f->chunk_bytes_max);

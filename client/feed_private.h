@@ -141,7 +141,8 @@ struct feed_chunk {
     uint8_t tag[TAG_BYTES];
     uint8_t *stored, *plain; /* stored: NULL if raw */
     size_t stored_bytes, plain_bytes;
-    uint64_t left_bytes; /* of samples, that were not handed out yet; 0: nobody comes back for it */
+    uint64_t left_bytes; /* of samples, not copied to a batch yet; 0: nobody comes back in this epoch.
+                            UINT64_MAX: not counted */
     struct feed_piece *waiting;
 };
 
@@ -210,6 +211,7 @@ struct larder_feed {
     struct list buckets[FEED_CHUNK_BUCKETS];
     struct list unused;
     uint64_t chunk_bytes, chunk_bytes_max;
+    bool forgets; /* chunks whose samples were all taken: there is no room for all of an epoch's */
     struct feed_buffers buffers;
     struct list decode, retries;
     struct part_opening *openings[FEED_OPENINGS_MAX];

@@ -12,8 +12,8 @@
 
 #include "format/tls.h"
 
-#define IDLE_BYTES_MAX 65536u /* buffers larger than this are given back when they are empty */
-#define IDLE_INPUTS    64u    /* in a row that kept nothing: what is kept for them counts as empty then */
+#define IDLE_BYTES_MAX 65536u       /* buffers larger than this are given back when they are empty */
+#define IDLE_INPUTS    64u          /* in a row that kept nothing: so long a client keeps memory for it */
 #define PIECE_BYTES    (128u << 10) /* of a lent tail: covered, and sent while it is in the cache */
 #define LEND_BYTES_MIN 16384u       /* less is copied */
 
@@ -115,7 +115,7 @@ static int keep_rest(struct channel *c, struct err *e)
     if (!keep(c, n))
         return err_set(e, ERR_NO_MEMORY, "no memory for %zu bytes of input", n);
     c->idle_inputs = c->kept_end == 0 ? c->idle_inputs + 1 : 0;
-    if (c->idle_inputs >= IDLE_INPUTS && c->kept_cap > IDLE_BYTES_MAX) {
+    if (c->idle_inputs >= (c->server ? 1 : IDLE_INPUTS) && c->kept_cap > IDLE_BYTES_MAX) {
         free(c->kept);
         c->kept = NULL;
         c->kept_cap = 0;

@@ -629,8 +629,7 @@ static int tensors_take(struct rcur *c, struct index_private *x, const struct ch
         x->places[i] = (uint32_t)(record - x->stored);
         size_t n = record_take_small(record, c->left, &form, &place);
         if (n > 0 && small_is_good(x, record, &form, &place, chunks)) {
-            c->p += n;
-            c->left -= n;
+            rcur_skip(c, n);
             continue;
         }
         n = record_take(record, c->left, &t);

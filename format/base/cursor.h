@@ -37,11 +37,17 @@ uint8_t rcur_u8(struct rcur *c);
 uint16_t rcur_u16(struct rcur *c);
 uint32_t rcur_u32(struct rcur *c);
 uint64_t rcur_u64(struct rcur *c);
-void rcur_copy(struct rcur *c, void *out, size_t n); /* out is zeroed on failure */
-struct slice rcur_take(struct rcur *c, size_t n);    /* {NULL,0} on failure */
-struct slice rcur_take16(struct rcur *c);            /* u16 length, bytes */
-struct slice rcur_take32(struct rcur *c);            /* u32 length, bytes */
-bool rcur_zeros(struct rcur *c, size_t n);           /* reserved bytes: fails the cursor unless all zero */
+void rcur_copy(struct rcur *c, void *out, size_t n);   /* out is zeroed on failure */
+struct slice rcur_take(struct rcur *c, size_t n);      /* {NULL,0} on failure */
+static inline void rcur_skip(struct rcur *c, size_t n) /* n <= left: for who looked at them in place */
+{
+    check(n <= c->left);
+    c->p += n;
+    c->left -= n;
+}
+struct slice rcur_take16(struct rcur *c);  /* u16 length, bytes */
+struct slice rcur_take32(struct rcur *c);  /* u32 length, bytes */
+bool rcur_zeros(struct rcur *c, size_t n); /* reserved bytes: fails the cursor unless all zero */
 /* 0 if everything was read and nothing is left; else ERR_CORRUPT naming `what`. */
 must_check int rcur_end(const struct rcur *c, const char *what, struct err *e);
 

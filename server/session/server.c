@@ -302,6 +302,7 @@ static void server_free(struct server *s)
         payloads_free(&s->workers[i]);
         channel_config_unref(s->workers[i].tls);
     }
+    check(atomic_load(&s->reading_count) == 0);
     extents_destroy(s->extents);
     unpacked_destroy(s->unpacked);
     lane_table_destroy(s->lanes);

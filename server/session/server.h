@@ -57,18 +57,18 @@ struct server_limits {
     uint32_t session_streams_max;       /* [64] of these, streams */
     uint64_t session_payload_bytes_max; /* [64 MiB] */
     uint64_t session_read_bytes_max;    /* [4 MiB] */
-    uint64_t feed_read_bytes_max;       /* [4 MiB] all sessions that read share it, if they feed */
-    uint64_t in_flight_bytes_max;       /* [64 MiB] disk operations of one loop */
-    uint64_t read_cache_bytes;          /* [128 MiB] of all loops; taken at start (extents.h) */
-    uint64_t sample_index_bytes_max;    /* [64 MiB] cached sample indexes of published shards, each loop */
-    uint64_t unpacked_bytes_max;        /* [16 GiB] unpacked shards of published folders, on disk */
-    uint32_t handshake_ms;              /* [10 s] from accept to hello */
-    uint32_t deadline_ms;               /* [30 s] of requests that name none */
-    uint32_t frame_ms;                  /* [2 min] for one frame to arrive whole */
-    uint32_t send_ms;                   /* [15 min] for the peer to take what is being sent */
-    uint32_t idle_ms;      /* [2 h] without a request; streams that wait for credit do not count */
-    uint32_t closing_ms;   /* [2 s] for the peer to close after us */
-    uint32_t join_wait_ms; /* [10 min] bound of a join, as the store has it */
+    uint64_t feed_read_bytes_max;    /* [4 MiB] over the sessions that read: a share, for those that feed */
+    uint64_t in_flight_bytes_max;    /* [64 MiB] disk operations of one loop */
+    uint64_t read_cache_bytes;       /* [128 MiB] of all loops; taken at start (extents.h) */
+    uint64_t sample_index_bytes_max; /* [64 MiB] cached sample indexes of published shards, each loop */
+    uint64_t unpacked_bytes_max;     /* [16 GiB] unpacked shards of published folders, on disk */
+    uint32_t handshake_ms;           /* [10 s] from accept to hello */
+    uint32_t deadline_ms;            /* [30 s] of requests that name none */
+    uint32_t frame_ms;               /* [2 min] for one frame to arrive whole */
+    uint32_t send_ms;                /* [15 min] for the peer to take what is being sent */
+    uint32_t idle_ms;                /* [2 h] without a request; streams that wait for credit do not count */
+    uint32_t closing_ms;             /* [2 s] for the peer to close after us */
+    uint32_t join_wait_ms;           /* [10 min] bound of a join, as the store has it */
 };
 
 struct server_options {

@@ -147,6 +147,7 @@ struct session {
     uint64_t features;        /* negotiated; a lane has those of the session that opened it */
     uint32_t answer_wait_ms;  /* told in the header of the next frame: FEATURE_READ_WAITS */
     bool lane;                /* a bulk lane */
+    bool has_fed;             /* something of it was a feed */
     struct lane_group *lanes; /* that it belongs to, or that it has opened; NULL: none */
     uint8_t opening[LANE_PLAIN_BYTES];
     size_t opening_bytes; /* of a lane's opening that have arrived */

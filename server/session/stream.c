@@ -123,6 +123,7 @@ void stream_begin(struct stream *st, const struct stream_source *source, enum sc
     st->on_disk = on_disk;
     st->credit = credit;
     st->begun = true;
+    s->has_fed |= class == CLASS_FEED;
     list_add_tail(&s->streams, &st->link);
     s->stream_count++;
     if (s->stream_count > s->w->server->limits.session_streams_max) {
@@ -338,14 +339,14 @@ static bool credit_is_worth_it(const struct stream *st)
  * their bytes go round in few places, which are in the processor's cache when the disk fills them and sockets
  * take them. Those who do not read what they asked for keep their share, no more. While much is held, each
  * goes on with one piece at a time. */
-static uint64_t read_bytes_max(const struct session *s, enum sched_class class)
+static uint64_t read_bytes_max(const struct session *s)
 {
     const struct server *server = s->w->server;
     uint64_t max = server->limits.session_read_bytes_max, sessions = atomic_load(&server->reading_count);
     uint64_t share = server->limits.feed_read_bytes_max / (sessions > 0 ? sessions : 1);
     if (extents_crowded(server->extents))
         return 1;
-    if (class == CLASS_FEED && share < max)
+    if (s->has_fed && share < max)
         max = share;
     return max > 0 ? max : 1;
 }
@@ -354,7 +355,7 @@ static bool may_begin(const struct stream *st)
 {
     const struct session *s = st->r.s;
     return !st->all_begun && credit_is_worth_it(st) && st->piece_count < STREAM_PIECES &&
-           s->read_bytes < read_bytes_max(s, st->class);
+           s->read_bytes < read_bytes_max(s);
 }
 
 /* Begins the stream's next piece. True: something moved. */

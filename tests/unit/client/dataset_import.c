@@ -402,7 +402,8 @@ static void what_was_handed_out_is_forgotten(void **state)
     struct corpus c;
     struct larder_error e = {0};
     world_make(&w);
-    corpus_make(&c, 8, 6, 40, 60000);
+    corpus_make(&c, 8, 6, 150, 60000);
+    assert_true(corpus_bytes(&c) > FEED_CHUNK_BYTES_MIN);
     char **paths = corpus_write(&c, w.folder);
     import(&w, "set", paths, LARDER_SHARD_AUTO, NULL);
     uint32_t *seen = calloc(corpus_samples(&c), sizeof *seen);

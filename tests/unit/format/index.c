@@ -340,8 +340,9 @@ static void the_quick_way_takes_nothing_else(void **state)
     struct record_form form = {0}; /* stays from record to record */
     (void)state;
     for (int round = 0; round < 200000; round++) {
-        struct tensor t = {
-            .name = slice_str("some.name"), .dtype = draw(&seed, DTYPE_COUNT), .dims = draw(&seed, 4)};
+        struct tensor t = {.name = SLICE("some.name", 8 + draw(&seed, 2)),
+                           .dtype = draw(&seed, DTYPE_COUNT),
+                           .dims = draw(&seed, 4)};
         for (uint32_t i = 0; i < t.dims; i++) {
             t.shape[i] = draw(&seed, 20) ? draw(&seed, 64) * 4 : 1ull << (20 + draw(&seed, 20));
             t.lengths[i] = draw(&seed, 4) ? t.shape[i] : t.shape[i] / 2;
@@ -355,13 +356,17 @@ static void the_quick_way_takes_nothing_else(void **state)
         if (tensor_check(&t, &t.bytes, NULL) < 0)
             continue;
         record_put(&b, &t, draw(&seed, 2));
+        size_t behind = 2 + t.name.n;
         if (draw(&seed, 2)) /* any byte behind the name */
-            b.p[11 + draw(&seed, (uint32_t)b.n - 11)] ^= (uint8_t)(1u << draw(&seed, 8));
+            b.p[behind + draw(&seed, (uint32_t)(b.n - behind))] ^= (uint8_t)(1u << draw(&seed, 8));
         struct record_form before = form, own = {0};
         size_t n = record_take_small(b.p, b.n, &form, &p), all = record_take(b.p, b.n, &slow);
         bool good = all > 0 && tensor_check(&slow, &bytes, NULL) == 0;
         bool is_whole = good && memcmp(slow.lengths, slow.shape, slow.dims * sizeof *slow.shape) == 0;
         assert_int_equal(record_take_small(b.p, b.n, &own, &q), n); /* whatever came before */
+        struct record_form same = form;
+        assert_int_equal(record_take_small(b.p, b.n, &same, &q), n); /* of the form that was left */
+        assert_true(n == 0 || memcmp(&p, &q, sizeof p) == 0);
         alike += n > 0 && before.bytes == n && before.dtype == form.dtype && before.form == form.form;
         if (n > 0) {
             assert_true(n == all && is_whole && bytes == p.bytes && bytes > 0 && !index_large(bytes));
@@ -373,17 +378,24 @@ static void the_quick_way_takes_nothing_else(void **state)
             assert_int_equal(found, is_whole);
             assert_true(!found || (q.chunk == slow.first_chunk && q.offset == slow.offset));
             assert_false(record_is(b.p, slow.name, slow.dtype ^ 1, slow.dims, slow.shape, &q));
-            assert_false(record_is(b.p, slice_str("some.nam"), slow.dtype, slow.dims, slow.shape, &q));
-            assert_false(record_is(b.p, slice_str("some.nama"), slow.dtype, slow.dims, slow.shape, &q));
+            struct slice shorter = SLICE("some.name", 7), other = SLICE("some.fame", t.name.n);
+            assert_false(record_is(b.p, shorter, slow.dtype, slow.dims, slow.shape, &q));
+            assert_false(record_is(b.p, other, slow.dtype, slow.dims, slow.shape, &q));
         }
         quick += n > 0;
         whole += is_whole;
         parts += good && !is_whole;
+        struct record_form other = form;
+        own = (struct record_form){0};
+        b.p[0] ^= 1; /* the same but for the length of its name: another record altogether */
+        assert_int_equal(record_take_small(b.p, b.n, &other, &p), record_take_small(b.p, b.n, &own, &q));
+        b.p[0] ^= 1;
+        other = form;
         if (n > 0)
-            assert_int_equal(record_take_small(b.p, n - 1, &form, &p), 0); /* cut off */
+            assert_int_equal(record_take_small(b.p, n - 1, &other, &p), 0); /* cut off */
         buf_free(&b);
     }
-    assert_true(quick > 20000 && whole > quick && parts > 20000 && alike > 10);
+    assert_true(quick > 20000 && whole > quick && parts > 20000 && alike > 100);
 }
 
 static void finish_records(size_t records_at)
