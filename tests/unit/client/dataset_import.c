@@ -394,6 +394,64 @@ static void feeds_sealed_samples_through_cuts(void **state)
     world_end(&w);
 }
 
+/* Of all samples of a shard, looked at one by one. */
+static uint64_t bytes_between(const struct samples *s, uint64_t begin, uint64_t end, uint64_t *fields)
+{
+    uint64_t bytes = 0;
+    *fields = 0;
+    for (uint64_t i = 0; i < samples_count(s); i++)
+        for (uint32_t k = 0; k < samples_fields(s, i); k++) {
+            struct sample_field f = samples_field(s, i, k);
+            uint64_t from = f.offset > begin ? f.offset : begin, to = f.offset + f.bytes;
+            to = to < end ? to : end;
+            bytes += to > from ? to - from : 0;
+            *fields += to > from;
+        }
+    return bytes;
+}
+
+static void count_samples_in_chunks(uint32_t samples, uint32_t field_bytes_max, unsigned *counted,
+                                    unsigned *many)
+{
+    struct world w;
+    struct corpus c;
+    struct larder_dataset *d;
+    struct dataset_view *v;
+    world_make(&w);
+    corpus_make(&c, 8, 6, samples, field_bytes_max);
+    char **paths = corpus_write(&c, w.folder);
+    import(&w, "set", paths, LARDER_SHARD_AUTO, NULL);
+    assert_int_equal(larder_dataset_open(w.client, "set", 0, &d, NULL), 0);
+    for (uint32_t i = 0; i < 6; i++) {
+        assert_int_equal(dataset_view_get(d, i, true, &v, NULL), 0);
+        for (uint32_t k = 0; k * v->piece_bytes < v->shard_bytes; k++) {
+            uint64_t fields, begin = k * v->piece_bytes, found = dataset_sample_bytes(v, k);
+            uint64_t expected = bytes_between(v->samples, begin, begin + v->piece_bytes, &fields);
+            if (found != UINT64_MAX)
+                assert_int_equal(found, expected);
+            else
+                assert_true(fields > 100); /* samples without bytes count too */
+            *counted += found != UINT64_MAX;
+            *many += found == UINT64_MAX;
+        }
+        dataset_view_put(d, v);
+    }
+    larder_dataset_close(d);
+    corpus_paths_free(paths);
+    corpus_free(&c);
+    world_end(&w);
+}
+
+static void bytes_of_samples_in_a_chunk_are_counted(void **state)
+{
+    (void)state;
+    unsigned counted = 0, many = 0;
+    count_samples_in_chunks(40, 60000, &counted, &many); /* cut by the borders of chunks */
+    assert_true(counted > 20 && many == 0);
+    count_samples_in_chunks(400, 100, &counted, &many);
+    assert_true(many > 0);
+}
+
 /* Memory is not kept for chunks whose samples were all handed out, and no chunk is fetched twice for that. */
 static void what_was_handed_out_is_forgotten(void **state)
 {
@@ -588,6 +646,7 @@ int main(void)
         cmocka_unit_test(bad_files_leave_nothing),
         cmocka_unit_test(progress_ends_at_the_total),
         cmocka_unit_test(feeds_sealed_samples_through_cuts),
+        cmocka_unit_test(bytes_of_samples_in_a_chunk_are_counted),
         cmocka_unit_test(what_was_handed_out_is_forgotten),
         cmocka_unit_test(records_are_samples_of_one_size),
         cmocka_unit_test(damage_is_read_again_then_named_or_left_out),
