@@ -23,10 +23,9 @@ struct catalog {
     size_t slot_count; /* a power of two */
     uint64_t *asked;   /* a bit for each piece; set by the user for first ones */
     uint32_t asked_count;
-    uint32_t *sorted; /* first pieces by name, bytewise; made by catalog_sort */
-    uint32_t count;   /* of different names */
-    uint32_t
-        hint; /* piece behind the one that was found or asked for last: most ask in the order of the index */
+    uint32_t *sorted;   /* first pieces by name, bytewise; made by catalog_sort */
+    uint32_t count;     /* of different names */
+    uint32_t hint;      /* behind the piece that was found or asked for last: most ask in that order */
     struct names names; /* that were given out as strings */
 };
 

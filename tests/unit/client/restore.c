@@ -373,6 +373,31 @@ static void a_run_ends_with_its_rank(void **state)
     }
 }
 
+/* A name stands for its first piece: one that lies behind a run, but is another rank's first, is asked for
+ * there, or it would be told as not asked for. */
+static void a_run_takes_no_copy_of_a_lower_rank(void **state)
+{
+    (void)state;
+    struct larder_error e;
+    struct larder_restore *r;
+    const char *extra;
+    uint8_t data[100], back[100] = {0};
+    fill(data, sizeof data);
+    struct larder_tensor high[2] = {bytes_of("a", data, 60), bytes_of("b", data + 60, 40)};
+    save_as_two((struct saving[2]){{.run = "copies", .t = high + 1, .count = 1},
+                                   {.run = "copies", .t = high, .count = 2}});
+    struct larder *c = daemon_client(&server, "reader");
+    struct larder_tensor t[2] = {bytes_of("a", back, 60), bytes_of("b", back + 60, 40)};
+    GOOD(restore_open(c, "copies", 0, &r, &e));
+    for (int i = 0; i < 2; i++)
+        GOOD(larder_restore_add(r, &t[i], &e));
+    assert_int_equal(larder_restore_extra(r, 0, &extra), -ENOENT);
+    GOOD(larder_restore_run(r, &e));
+    assert_memory_equal(back, data, sizeof data);
+    larder_restore_close(r);
+    GOOD(larder_close(c, -1, &e));
+}
+
 static int last_state(void *arg, const struct larder_commit_info *i)
 {
     *(enum larder_commit_state *)arg = i->state;
@@ -812,6 +837,7 @@ int main(void)
         cmocka_unit_test(damage_of_a_flat_buffer_is_told_of_each),
         cmocka_unit_test(a_damaged_flat_buffer_is_read_from_another_rank),
         cmocka_unit_test(a_run_ends_with_its_rank),
+        cmocka_unit_test(a_run_takes_no_copy_of_a_lower_rank),
         cmocka_unit_test(a_damaged_index_falls_back),
         cmocka_unit_test(a_wrong_key_is_not_called_damage),
         cmocka_unit_test(any_box_comes_back_from_any_grid),

@@ -325,7 +325,6 @@ static void records_have_one_form(void **state)
     buf_free(&b);
 }
 
-/* What is put together record by record is what is encoded at once. */
 static uint32_t draw(uint64_t *seed, uint32_t below)
 {
     *seed = *seed * 6364136223846793005u + 1442695040888963407u;
@@ -398,6 +397,7 @@ static void the_quick_way_takes_nothing_else(void **state)
     assert_true(quick > 20000 && whole > quick && parts > 20000 && alike > 100);
 }
 
+/* What is put together record by record is what is encoded at once. */
 static void finish_records(size_t records_at)
 {
     struct index_private x = an_index();
