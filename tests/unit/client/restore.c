@@ -383,15 +383,18 @@ static void a_run_takes_no_copy_of_a_lower_rank(void **state)
     const char *extra;
     uint8_t data[100], back[100] = {0};
     fill(data, sizeof data);
-    struct larder_tensor high[2] = {bytes_of("a", data, 60), bytes_of("b", data + 60, 40)};
-    save_as_two((struct saving[2]){{.run = "copies", .t = high + 1, .count = 1},
-                                   {.run = "copies", .t = high, .count = 2}});
+    struct larder_tensor saved[3] = {bytes_of("a", data, 60), bytes_of("b", data + 60, 40),
+                                     bytes_of("z", data, 10)};
+    save_as_two((struct saving[2]){{.run = "copies", .t = saved + 1, .count = 2},
+                                   {.run = "copies", .t = saved, .count = 2}});
     struct larder *c = daemon_client(&server, "reader");
     struct larder_tensor t[2] = {bytes_of("a", back, 60), bytes_of("b", back + 60, 40)};
     GOOD(restore_open(c, "copies", 0, &r, &e));
     for (int i = 0; i < 2; i++)
         GOOD(larder_restore_add(r, &t[i], &e));
-    assert_int_equal(larder_restore_extra(r, 0, &extra), -ENOENT);
+    GOOD(larder_restore_extra(r, 0, &extra));
+    assert_string_equal(extra, "z");
+    assert_int_equal(larder_restore_extra(r, 1, &extra), -ENOENT);
     GOOD(larder_restore_run(r, &e));
     assert_memory_equal(back, data, sizeof data);
     larder_restore_close(r);
