@@ -15,6 +15,7 @@
 
 #include "client/clock.h"
 #include "client/fetch_order.h"
+#include "client/loan.h"
 #include "client/opened.h"
 #include "client/part_private.h"
 #include "client/saver.h"

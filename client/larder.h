@@ -101,8 +101,9 @@ struct larder;
 struct larder_options {
     size_t size;
     const char *credentials; /* path of the credential file; NULL: $LARDER_CREDENTIALS */
-    uint64_t staging_bytes;  /* pinned memory for saves, taken and faulted in at open; 0: 256 MiB. Feeds take
-                                their own */
+    uint64_t staging_bytes;  /* pinned memory for saves, taken and faulted in at open; 0: 256 MiB. What
+                                describes tensors lies in it too where they are tens of thousands, some 70
+                                bytes each, but for half of it. Feeds take their own */
     unsigned
         threads; /* for compressing and sealing; 0: half the cores, 2 to 16, as far as there are so many */
     int nice;    /* added to the nice value of those threads, so that training wins; 0: 5 */

@@ -4,6 +4,7 @@
 #define LARDER_CLIENT_PART_PRIVATE_H
 
 #include "client/part.h"
+#include "client/loan.h"
 #include "client/saver.h"
 
 struct part {

@@ -11,9 +11,8 @@
 #include "format/base/pages.h"
 #include "format/base/secret.h"
 
-#define TAIL_BYTES       (64u << 10) /* read with the trailer: a small index comes along */
-#define OPENERS_MAX      8u
-#define INDEX_LOAN_BYTES (1u << 20) /* from there on fresh memory takes longer than reading it */
+#define TAIL_BYTES  (64u << 10) /* read with the trailer: a small index comes along */
+#define OPENERS_MAX 8u
 
 static const struct commit_part *find_part(const struct commit *commit, uint32_t rank)
 {
@@ -109,12 +108,9 @@ static int index_open(struct part *p, const uint8_t *digest, struct err *e)
  * open for long. */
 static bool take_index_memory(struct part *p, const struct run *run, size_t n)
 {
-    if (run->kind != RUN_CHECKPOINTS || n < INDEX_LOAN_BYTES)
-        p->index_memory = (struct loan){.memory = pages_alloc(n)};
-    else if (!loan_begin(p->client, n, &p->index_memory))
-        return false;
+    bool lent = loan_begin(run->kind == RUN_CHECKPOINTS ? p->client : NULL, n, &p->index_memory);
     p->index_bytes = p->index_memory.memory;
-    return p->index_bytes;
+    return lent;
 }
 
 /* Header, and the last bytes with the trailer, in one request; the index if it did not come along. Its digest

@@ -118,13 +118,10 @@ int larder_save_begin(struct larder *c, const struct larder_save_options *option
     pthread_mutex_lock(&c->saver->lock);
     saver_reap(c->saver); /* an older save's description goes before the next one grows */
     struct snapshot_size expected = c->saver->expected;
-    struct snapshot_memory kept = c->saver->kept;
-    c->saver->kept = (struct snapshot_memory){0};
     pthread_mutex_unlock(&c->saver->lock);
     struct larder_save *s = calloc(1, sizeof *s);
     rc = s ? fill_save(s, c, &o, &e) : err_set(&e, ERR_NO_MEMORY, "no memory for a save");
     if (rc < 0) {
-        snapshot_memory_free(&kept);
         if (s)
             buf_free(&s->labels);
         free(s);
@@ -134,7 +131,8 @@ int larder_save_begin(struct larder *c, const struct larder_save_options *option
     s->saver = c->saver;
     s->references = 1;
     s->snapshot.alone = s->world == 1;
-    snapshot_expect(&s->snapshot, &expected, &kept);
+    s->snapshot.lender = c;
+    snapshot_expect(&s->snapshot, &expected);
     list_init(&s->link);
     *out = s;
     return client_leave(0, &e, error);

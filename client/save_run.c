@@ -394,16 +394,6 @@ static struct part_writer *wind_up(struct larder_save *s)
     return w;
 }
 
-/* Of a durable save: what describes its tensors is memory that the next one can use. The writer has sent the
- * index. */
-static void forget(struct larder_save *s)
-{
-    struct saver *v = s->saver;
-    pthread_mutex_lock(&v->lock);
-    snapshot_forget(&s->snapshot, &v->kept);
-    pthread_mutex_unlock(&v->lock);
-}
-
 /* Whoever waits is told. */
 static void decide(struct larder_save *s, int rc, const struct err *e, uint64_t sequence)
 {
@@ -516,7 +506,7 @@ void *save_run(void *arg)
     }
     struct part_writer *w = wind_up(s);
     if (rc == 0)
-        forget(s);
+        snapshot_forget(&s->snapshot); /* the writer has sent the index */
     decide(s, rc, &e, sequence);
     part_writer_free(w); /* after that: answers that are still to come may take as long as they like */
     if (opened)

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "client/clock.h"
-#include "format/base/pages.h"
 
 #define GIVE_UP_MS \
     3500u /* for telling the other ranks of saves that are given up when the client is closed */
@@ -59,42 +58,6 @@ void saver_give(void *arg, uint8_t *slot)
     pthread_mutex_lock(&v->lock);
     pthread_cond_broadcast(&v->changed);
     pthread_mutex_unlock(&v->lock);
-}
-
-static uint8_t *lend(struct saver *v, size_t slots)
-{
-    pthread_mutex_lock(&v->lock);
-    struct pool *p = v->client->staging;
-    uint8_t *memory = NULL;
-    if (v->lent + slots <= pool_slots(p) / 2)
-        memory = slots == 1 ? pool_take(p) : pool_take_row(p, slots);
-    v->lent += memory ? slots : 0;
-    pthread_mutex_unlock(&v->lock);
-    return memory;
-}
-
-bool loan_begin(struct larder *c, size_t bytes, struct loan *out)
-{
-    size_t slots = (bytes + STAGING_SLOT_BYTES - 1) / STAGING_SLOT_BYTES;
-    uint8_t *lent = c->saver ? lend(c->saver, slots) : NULL;
-    *out = lent ? (struct loan){lent, slots} : (struct loan){.memory = pages_alloc(bytes)};
-    return out->memory;
-}
-
-void loan_end(struct larder *c, struct loan *l)
-{
-    if (l->slots > 0) {
-        struct saver *v = c->saver;
-        pthread_mutex_lock(&v->lock);
-        v->lent -= l->slots;
-        for (size_t i = 0; i < l->slots; i++)
-            pool_give(c->staging, l->memory + i * STAGING_SLOT_BYTES);
-        pthread_cond_broadcast(&v->changed);
-        pthread_mutex_unlock(&v->lock);
-    } else {
-        free(l->memory);
-    }
-    *l = (struct loan){0};
 }
 
 static void work(struct saver *v, struct part_scratch *scratch, const struct filled *f,
@@ -181,12 +144,15 @@ void save_fail(struct larder_save *s, const struct err *e)
 
 void save_release(struct larder_save *s)
 {
+    struct saver *v = s->saver;
     if (--s->references > 0)
         return;
+    pthread_mutex_unlock(&v->lock); /* nobody else has it */
     snapshot_free(&s->snapshot);
     free(s->stored);
     buf_free(&s->labels);
     free(s);
+    pthread_mutex_lock(&v->lock);
 }
 
 void saver_reap(struct saver *v)
@@ -304,7 +270,6 @@ void saver_destroy(struct saver *v)
         next = a->next;
         free(a);
     }
-    snapshot_memory_free(&v->kept);
     free(v->queue);
     free(v->workers);
     pthread_cond_destroy(&v->changed);

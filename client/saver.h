@@ -101,7 +101,6 @@ struct saver {
     const struct larder_save *unseen_of; /* only compared */
     uint64_t skipped;
     struct snapshot_size expected; /* as the last one: mostly the next is like it */
-    struct snapshot_memory kept;
 
     struct filled *queue; /* a ring: as many as there are slots */
     size_t queue_cap, queue_at, queue_count;
@@ -109,7 +108,7 @@ struct saver {
     unsigned worker_count;
 
     struct attempt_known *attempts; /* registered by this client */
-    size_t lent;                    /* slots, see struct loan */
+    size_t lent;                    /* slots, see loan.h */
 };
 
 must_check int saver_create(struct larder *c, struct saver **out, struct err *e);
@@ -121,14 +120,6 @@ void saver_destroy(struct saver *v); /* after saver_drain */
 
 /* A staging slot is free again. */
 void saver_give(void *saver, uint8_t *slot);
-/* Memory for something else than a save, until loan_end. Of the staging memory, which is there and faulted
- * in, but for half of it, which saves always find; where that is not to be had, of its own. Never waits. */
-struct loan {
-    uint8_t *memory;
-    size_t slots; /* 0: of its own */
-};
-must_check bool loan_begin(struct larder *c, size_t bytes, struct loan *out); /* false: no memory */
-void loan_end(struct larder *c, struct loan *l);                              /* of {NULL}: nothing */
 
 /* With the lock held, all of these. */
 must_check int saver_start_workers(struct saver *v, struct err *e); /* once; then nothing */
@@ -137,7 +128,7 @@ void saver_queue(struct saver *v, struct larder_save *s, uint32_t chunk, uint8_t
  * it, and for nothing else. */
 void saver_go(struct saver *v, struct larder_save *s);
 void save_fail(struct larder_save *s, const struct err *e); /* the first counts */
-void save_release(struct larder_save *s);                   /* a reference; may free s */
+void save_release(struct larder_save *s);                   /* a reference; may free s, without the lock */
 void saver_reap(struct saver *v);                           /* joins threads of finished saves */
 
 struct save_left { /* of a save that failed: what the server did not have */

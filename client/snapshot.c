@@ -8,29 +8,14 @@
 
 #include "client/stream.h"
 #include "client/transfer.h"
-#include "format/base/pages.h"
 #include "format/base/utf8.h"
 
 #define NAMES_MIN        64u
-#define LARGE_BYTES      (2u << 20)
 #define ALIAS            (1u << 31) /* of the number of a name: what is left is that of an alias */
 #define RECORD_BYTES_MAX (2u + 2u + 24u * TENSOR_DIMS_MAX + 8u + HASH128_BYTES) /* without its name */
 #define SMALL_BYTES_MAX  (CHUNK_PLAIN_BYTES_MAX / 4)                            /* as format/index.h says */
 
 /* ---- growing tables ---- */
-
-/* As realloc, on large pages: it is gone through once more when all other memory has passed the caches. */
-static void *grown(void *old, size_t used, size_t bytes)
-{
-    if (bytes < LARGE_BYTES)
-        return realloc(old, bytes);
-    void *p = pages_alloc(bytes);
-    if (p && used > 0)
-        memcpy(p, old, used);
-    if (p)
-        free(old);
-    return p;
-}
 
 static int grow(void *table, uint32_t count, uint32_t *cap, size_t size)
 {
@@ -39,7 +24,7 @@ static int grow(void *table, uint32_t count, uint32_t *cap, size_t size)
     if (count < *cap)
         return 0;
     uint32_t bigger = *cap ? *cap * 2 : 16;
-    if (mul_overflows(bigger, size, &bytes) || !(p = grown(*t, count * size, bytes)))
+    if (mul_overflows(bigger, size, &bytes) || !(p = realloc(*t, bytes)))
         return -ENOMEM;
     *t = p;
     *cap = bigger;
@@ -98,11 +83,13 @@ static uint64_t *slot_of(const struct snapshot *s, struct slice name, uint32_t t
 }
 
 /* count: a power of two. */
-static int grow_names(struct name_set *n, size_t count)
+static int grow_names(struct snapshot *s, size_t count)
 {
-    uint64_t *slots = pages_alloc(count * sizeof *slots); /* large pages: each look goes elsewhere */
-    if (!slots)
+    struct name_set *n = &s->names;
+    struct loan memory;
+    if (!loan_begin(s->lender, count * sizeof *n->slots, &memory))
         return -ENOMEM;
+    uint64_t *slots = (uint64_t *)(void *)memory.memory;
     memset(slots, 0, count * sizeof *slots);
     for (size_t i = 0; i < n->slot_count; i++) {
         size_t to = (size_t)(n->slots[i] >> 32) & (count - 1);
@@ -112,7 +99,8 @@ static int grow_names(struct name_set *n, size_t count)
             to = (to + 1) & (count - 1);
         slots[to] = n->slots[i];
     }
-    free(n->slots);
+    loan_end(s->lender, &n->memory);
+    n->memory = memory;
     n->slots = slots;
     n->slot_count = count;
     return 0;
@@ -128,7 +116,7 @@ static uint64_t *room_for(struct snapshot *s, struct slice name, uint32_t tag)
 {
     struct name_set *n = &s->names;
     if (2 * (n->count + 1) > n->slot_count &&
-        grow_names(n, n->slot_count ? 2 * n->slot_count : NAMES_MIN) < 0)
+        grow_names(s, n->slot_count ? 2 * n->slot_count : NAMES_MIN) < 0)
         return NULL;
     return slot_of(s, name, tag);
 }
@@ -294,10 +282,9 @@ static void renumber(struct snapshot *s, const uint32_t *from, uint32_t *to, str
             s->blobs[i].first_chunk = to[s->blobs[i].first_chunk];
 }
 
-int snapshot_end(struct snapshot *s, struct err *e)
+/* Chunks of a higher priority get the lower numbers. */
+static int sort_chunks(struct snapshot *s, struct err *e)
 {
-    if (s->incomplete)
-        return err_set(e, ERR_INVALID, "a tensor or blob could not be added to this save; begin another");
     uint32_t n = s->chunk_count;
     if (s->group_count < 2)
         return 0;
@@ -466,14 +453,24 @@ static int check_tensor(const struct snapshot *s, const struct larder_tensor *t,
     return rc;
 }
 
+static int grow_tensors(struct snapshot *s, uint32_t cap)
+{
+    uint32_t n = s->tensor_count;
+    if (!loan_grow(s->lender, &s->records_memory, n * sizeof *s->records, cap * sizeof *s->records))
+        return -ENOMEM;
+    s->records = (uint32_t *)(void *)s->records_memory.memory;
+    if (!loan_grow(s->lender, &s->items_memory, n * sizeof *s->tensor_items, cap * sizeof *s->tensor_items))
+        return -ENOMEM;
+    s->tensor_items = (struct item *)(void *)s->items_memory.memory;
+    s->tensor_cap = cap;
+    return 0;
+}
+
 static int room_for_tensor(struct snapshot *s)
 {
-    uint32_t cap = s->tensor_cap;
-    if (grow(&s->records, s->tensor_count, &cap, sizeof *s->records) < 0 ||
-        grow(&s->tensor_items, s->tensor_count, &s->tensor_cap, sizeof *s->tensor_items) < 0 ||
-        grow(&s->sources, s->source_count, &s->source_cap, sizeof *s->sources) < 0)
+    if (s->tensor_count == s->tensor_cap && grow_tensors(s, s->tensor_cap ? 2 * s->tensor_cap : 16) < 0)
         return -ENOMEM;
-    return 0;
+    return grow(&s->sources, s->source_count, &s->source_cap, sizeof *s->sources);
 }
 
 /* Is the box less than the tensor? */
@@ -485,14 +482,13 @@ static bool is_partial(const struct tensor *t)
 static bool room_in_index(struct snapshot *s, size_t more)
 {
     struct buf *b = &s->index;
-    size_t cap = 2 * b->cap > b->n + more ? 2 * b->cap : b->n + more;
+    size_t cap = b->cap + b->cap / 2 > b->n + more ? b->cap + b->cap / 2 : b->n + more;
     if (b->cap - b->n >= more)
         return true;
-    uint8_t *p = grown(b->p, b->n, cap);
-    if (!p)
+    if (!loan_grow(s->lender, &s->index_memory, b->n, cap))
         return false;
-    b->p = p;
-    b->cap = cap;
+    b->p = s->index_memory.memory;
+    b->cap = b->max = cap; /* grows here, and nowhere else */
     return true;
 }
 
@@ -731,14 +727,37 @@ static size_t head_bytes(uint32_t chunks)
     return index_public_bytes(chunks) + index_private_head_bytes(chunks);
 }
 
+/* What is in it besides the records. */
+static struct index_private rest_of(const struct snapshot *s)
+{
+    return (struct index_private){.tensor_count = s->tensor_count,
+                                  .aliases = s->aliases,
+                                  .alias_count = s->alias_count,
+                                  .blobs = s->blobs,
+                                  .blob_count = s->blob_count,
+                                  .chunk_count = s->chunk_count};
+}
+
+/* For what snapshot_close and whoever seals it write. */
+static bool room_for_rest(struct snapshot *s)
+{
+    struct index_private x = rest_of(s);
+    size_t head = head_bytes(s->chunk_count), before = s->records_at;
+    return room_in_index(s, (head > before ? head - before : 0) + index_private_rest_bytes(&x) + TAG_BYTES);
+}
+
+int snapshot_end(struct snapshot *s, struct err *e)
+{
+    if (s->closed)
+        return 0;
+    if (s->incomplete)
+        return err_set(e, ERR_INVALID, "a tensor or blob could not be added to this save; begin another");
+    return room_for_rest(s) ? sort_chunks(s, e) : no_memory(e);
+}
+
 int snapshot_close(struct snapshot *s, struct err *e)
 {
-    struct index_private x = {.tensor_count = s->tensor_count,
-                              .aliases = s->aliases,
-                              .alias_count = s->alias_count,
-                              .blobs = s->blobs,
-                              .blob_count = s->blob_count,
-                              .chunk_count = s->chunk_count};
+    struct index_private x = rest_of(s);
     if (s->closed)
         return 0;
     int rc = index_private_finish(&x, index_public_bytes(s->chunk_count), s->records_at, &s->index, e);
@@ -749,58 +768,15 @@ int snapshot_close(struct snapshot *s, struct err *e)
     return 0;
 }
 
-/* ---- memory that goes round ---- */
+/* ---- beginning and end ---- */
 
-static struct snapshot_memory memory_take(struct snapshot *s)
-{
-    struct snapshot_memory m = {.index = s->index,
-                                .records = s->records,
-                                .tensor_items = s->tensor_items,
-                                .tensor_cap = s->tensor_cap,
-                                .names = s->names};
-    s->index = (struct buf){0};
-    s->records = NULL;
-    s->tensor_items = NULL;
-    s->tensor_cap = 0;
-    s->names = (struct name_set){0};
-    return m;
-}
-
-void snapshot_memory_free(struct snapshot_memory *m)
-{
-    buf_free(&m->index);
-    free(m->records);
-    free(m->tensor_items);
-    free(m->names.slots);
-    *m = (struct snapshot_memory){0};
-}
-
-/* What was kept for far more tensors would only lie there. */
-static void memory_use(struct snapshot *s, struct snapshot_memory *m, uint32_t tensors)
-{
-    if (m->tensor_cap / 4 > tensors)
-        snapshot_memory_free(m);
-    s->index = m->index;
-    buf_reset(&s->index);
-    s->records = m->records;
-    s->tensor_items = m->tensor_items;
-    s->tensor_cap = m->tensor_cap;
-    s->names = m->names;
-    s->names.count = 0;
-    if (s->names.slots)
-        memset(s->names.slots, 0, s->names.slot_count * sizeof *s->names.slots);
-    *m = (struct snapshot_memory){0};
-}
-
-void snapshot_expect(struct snapshot *s, const struct snapshot_size *size, struct snapshot_memory *kept)
+void snapshot_expect(struct snapshot *s, const struct snapshot_size *size)
 {
     size_t slots = NAMES_MIN, n = size->tensors;
-    while (slots < 2 * (n + 1))
+    while (slots < 2 * n)
         slots *= 2;
-    memory_use(s, kept, size->tensors);
-    if (n == 0 || (s->names.slot_count < slots && grow_names(&s->names, slots) < 0))
-        return;
-    if (!room_in_index(s, size->index_bytes))
+    if (n == 0 || grow_names(s, slots) < 0 || grow_tensors(s, size->tensors) < 0 ||
+        !room_in_index(s, size->index_bytes + RECORD_BYTES_MAX + NAME_BYTES_MAX))
         return;
     s->records_at = head_bytes(size->chunks);
     buf_zeros(&s->index, s->records_at);
@@ -808,20 +784,6 @@ void snapshot_expect(struct snapshot *s, const struct snapshot_size *size, struc
         buf_reset(&s->index);
         s->records_at = 0;
     }
-    if (s->tensor_cap >= size->tensors)
-        return;
-    free(s->records);
-    free(s->tensor_items);
-    s->records = grown(NULL, 0, n * sizeof *s->records);
-    s->tensor_items = grown(NULL, 0, n * sizeof *s->tensor_items);
-    s->tensor_cap = size->tensors;
-    if (s->records && s->tensor_items)
-        return;
-    free(s->records);
-    free(s->tensor_items);
-    s->records = NULL;
-    s->tensor_items = NULL;
-    s->tensor_cap = 0;
 }
 
 struct snapshot_size snapshot_size(const struct snapshot *s)
@@ -830,16 +792,22 @@ struct snapshot_size snapshot_size(const struct snapshot *s)
         .tensors = s->tensor_count, .chunks = s->chunk_count, .index_bytes = s->index.n + TAG_BYTES};
 }
 
-void snapshot_forget(struct snapshot *s, struct snapshot_memory *kept)
+void snapshot_forget(struct snapshot *s)
 {
-    snapshot_memory_free(kept);
-    *kept = memory_take(s);
+    loan_end(s->lender, &s->index_memory);
+    loan_end(s->lender, &s->records_memory);
+    loan_end(s->lender, &s->items_memory);
+    loan_end(s->lender, &s->names.memory);
+    s->index = (struct buf){0};
+    s->records = NULL;
+    s->tensor_items = NULL;
+    s->tensor_cap = 0;
+    s->names = (struct name_set){0};
 }
 
 void snapshot_free(struct snapshot *s)
 {
-    struct snapshot_memory m = memory_take(s);
-    snapshot_memory_free(&m);
+    snapshot_forget(s);
     names_free(&s->memory);
     free(s->aliases);
     free(s->blobs);

@@ -10,6 +10,7 @@
 #include "client/box.h"
 #include "client/device.h"
 #include "client/larder.h"
+#include "client/loan.h"
 #include "client/names.h"
 #include "format/index.h"
 
@@ -56,14 +57,18 @@ struct source { /* copies come after what the caller gave to this stream */
 
 /* By name, to number; open addressing: the low half of the name's hash above its number plus one; 0: free. */
 struct name_set {
-    uint64_t *slots;
+    struct loan memory;
+    uint64_t *slots; /* in it */
     size_t slot_count, count;
 };
 
 /* Zeroed memory is an empty snapshot. */
 struct snapshot {
-    bool alone;       /* no other part holds the same: boxes need no hash. Set before anything is added */
-    bool closed;      /* nothing is added any more, and `index` is one */
+    struct larder *lender; /* the descriptions of very many tensors lie in its staging memory; NULL: they have
+                              memory of their own. Set before anything is added */
+    bool alone;  /* no other part holds the same: boxes need no hash. Set before anything is added */
+    bool closed; /* nothing is added any more, and `index` is one */
+    struct loan index_memory, records_memory, items_memory; /* of what follows */
     struct buf index; /* records of the tensors, from records_at on, and before them room for the rest */
     size_t records_at;
     uint32_t *records;     /* by tensor: where its record begins behind that */
@@ -92,17 +97,8 @@ struct snapshot_size {
     size_t index_bytes;
 };
 struct snapshot_size snapshot_size(const struct snapshot *s);
-/* What described a snapshot, for the next one: memory that was used before costs no fault for each page, and
- * a million tensors are described in some 80 MB. Zeroed: none. */
-struct snapshot_memory {
-    struct buf index;
-    uint32_t *records;
-    struct item *tensor_items;
-    uint32_t tensor_cap;
-    struct name_set names;
-};
-/* Best effort: as many tensors and chunks as in another one will be added. Takes what is kept. */
-void snapshot_expect(struct snapshot *s, const struct snapshot_size *size, struct snapshot_memory *kept);
+/* Best effort: as many tensors and chunks as in another one will be added. */
+void snapshot_expect(struct snapshot *s, const struct snapshot_size *size);
 
 /* Each copies the description, not the data, and gives it its place in a chunk. Errors name the tensor. c:
  * whose devices; NULL: which memory the data is in is not looked at. */
@@ -114,7 +110,7 @@ must_check int snapshot_blob(struct snapshot *s, const char *name, const void *p
  * anything that was to be added found no place. */
 must_check int snapshot_end(struct snapshot *s, struct err *e);
 /* Nothing more can be added: `index` becomes what a part_writer is given. Once; then nothing. Behind
- * snapshot_end. */
+ * snapshot_end, which took the memory for it. */
 must_check int snapshot_close(struct snapshot *s, struct err *e);
 /* The device that the chunk's bytes lie on; NULL: host memory. */
 struct device *snapshot_device(const struct snapshot *s, uint32_t chunk);
@@ -133,10 +129,8 @@ struct slice snapshot_name(const struct snapshot *s, uint32_t i);
 const char *snapshot_string(struct snapshot *s, uint32_t i);
 const uint8_t *item_data(const struct item *i);
 const int64_t *item_strides(const struct item *i); /* NULL: packed */
-/* The tensors' descriptions, which nobody looks at any more; counts stay. Their memory is kept, in the place
- * of what was. */
-void snapshot_forget(struct snapshot *s, struct snapshot_memory *kept);
-void snapshot_memory_free(struct snapshot_memory *m);
+/* The tensors' descriptions go, which nobody looks at any more; counts stay. */
+void snapshot_forget(struct snapshot *s);
 void snapshot_free(struct snapshot *s);
 
 /* A public tensor as a struct tensor: name as given, whole box where none is stated. Not checked. Of arrays

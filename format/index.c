@@ -449,6 +449,16 @@ static void rest_put(struct buf *b, const struct index_private *x)
     }
 }
 
+size_t index_private_rest_bytes(const struct index_private *x)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < x->alias_count; i++)
+        n += 2 + x->aliases[i].name.n + 4;
+    for (uint32_t i = 0; i < x->blob_count; i++)
+        n += 2 + x->blobs[i].name.n + 16;
+    return n;
+}
+
 static int end_put(const struct buf *out, size_t start, struct err *e)
 {
     int r = buf_end(out, "the index", e);

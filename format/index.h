@@ -117,6 +117,8 @@ struct index_private {
 /* plain_hashes may be NULL: known last, and written by index_private_hash over the bytes that this made. */
 must_check int index_private_encode(const struct index_private *x, struct buf *out, struct err *e);
 void index_private_hash(const struct hash128 *plain_hashes, uint32_t chunk_count, uint8_t *p);
+/* Of what lies behind the tensors' records: aliases and blobs. */
+size_t index_private_rest_bytes(const struct index_private *x);
 /* The same from records that were put one by one, of tensors that were checked and have different names: out
  * holds records_at bytes of anything, and them. Afterwards it holds `room` zeros and then what
  * index_private_encode makes; the records stay where they are if that room and the head have records_at

@@ -23,11 +23,12 @@
 #include "tools/bench.h"
 #include "tools/commands.h"
 
-#define RANKS_MAX     64
-#define ROUNDS_MAX    16
-#define COPIERS_MAX   4 /* threads that a submit copies with, at most */
-#define RANK_WAIT_MS  600000
-#define RESTORE_BYTES (128u << 20) /* memory_bytes of a restore, as larder.h says */
+#define RANKS_MAX         64
+#define ROUNDS_MAX        16
+#define COPIERS_MAX       4 /* threads that a submit copies with, at most */
+#define RANK_WAIT_MS      600000
+#define RESTORE_BYTES     (128u << 20) /* memory_bytes of a restore, as larder.h says */
+#define DESCRIPTION_BYTES 72           /* of staging memory, of a tensor of which there are very many */
 
 struct bench_job {
     bool restore, compare; /* compare: restores once more, over TLS alone */
@@ -770,7 +771,8 @@ static int store_bench(const struct command *cmd, bool restore, int argc, char *
         return fail_usage(cmd->name, "--bytes is too small for %llu ranks", (unsigned long long)j.ranks);
     j.json = common.json;
     if (!j.staging)
-        j.staging = share_bytes(&j) + (16u << 20); /* the snapshot in one wave */
+        j.staging = share_bytes(&j) + (16u << 20) + /* the snapshot in one wave, and what describes it */
+                    share_bytes(&j) / j.tensor_bytes * DESCRIPTION_BYTES;
     snprintf(j.run, sizeof j.run, "bench-%d", (int)getpid());
     for (int i = 0; i < LARDER_ID_BYTES; i++)
         j.attempt[i] = (uint8_t)((unsigned)getpid() >> i % 4 * 8) ^ (uint8_t)i;
