@@ -3,8 +3,8 @@
 #ifndef LARDER_CLIENT_PART_PRIVATE_H
 #define LARDER_CLIENT_PART_PRIVATE_H
 
-#include "client/part.h"
 #include "client/loan.h"
+#include "client/part.h"
 #include "client/saver.h"
 
 struct part {
