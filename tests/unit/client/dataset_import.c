@@ -320,7 +320,8 @@ static void progress_ends_at_the_total(void **state)
 
 /* ---- feeding what was imported ---- */
 
-static struct larder_feed *open_feed_of(struct world *w, uint32_t batch, uint64_t depth_bytes, int damage)
+static struct larder_feed *open_feed_of(struct world *w, uint32_t batch, uint64_t depth_bytes, int damage,
+                                        uint64_t epochs)
 {
     struct larder_feed_options o = LARDER_INIT(larder_feed_options);
     struct larder_feed *f;
@@ -332,6 +333,7 @@ static struct larder_feed *open_feed_of(struct world *w, uint32_t batch, uint64_
     o.last = LARDER_LAST_PAD;
     o.depth_bytes = depth_bytes;
     o.damage = damage;
+    o.epochs = epochs;
     if (larder_feed_open(w->client, &o, &f, &e) < 0)
         fail_msg("%s", e.text);
     return f;
@@ -339,7 +341,7 @@ static struct larder_feed *open_feed_of(struct world *w, uint32_t batch, uint64_
 
 static struct larder_feed *open_feed(struct world *w, uint64_t depth_bytes, int damage)
 {
-    return open_feed_of(w, 8, depth_bytes, damage);
+    return open_feed_of(w, 8, depth_bytes, damage, 1);
 }
 
 static int drain(const struct corpus *c, struct larder_feed *f, uint32_t *seen, struct larder_error *e)
@@ -466,12 +468,41 @@ static void what_was_handed_out_is_forgotten(void **state)
     import(&w, "set", paths, LARDER_SHARD_AUTO, NULL);
     uint32_t *seen = calloc(corpus_samples(&c), sizeof *seen);
     atomic_store(&w.chunk_bytes_read, 0);
-    struct larder_feed *f = open_feed_of(&w, 1, 1 << 20, LARDER_DAMAGE_FAIL);
+    struct larder_feed *f = open_feed_of(&w, 1, 1 << 20, LARDER_DAMAGE_FAIL, 1);
     assert_int_equal(drain(&c, f, seen, &e), 0);
     pthread_mutex_lock(&f->lock);
     assert_int_equal(f->chunk_bytes, 0);
     pthread_mutex_unlock(&f->lock);
     larder_feed_close(f);
+    assert_in_range(atomic_load(&w.chunk_bytes_read), corpus_bytes(&c) / 2,
+                    corpus_bytes(&c) + (256 << 10)); /* with the indexes of the samples */
+    free(seen);
+    corpus_paths_free(paths);
+    corpus_free(&c);
+    world_end(&w);
+}
+
+/* A dataset that fits into the memory for chunks is fetched in its first epoch, and in no other. */
+static void small_datasets_stay_over_epochs(void **state)
+{
+    (void)state;
+    enum { EPOCHS = 5 };
+    struct world w;
+    struct corpus c;
+    struct larder_error e = {0};
+    world_make(&w);
+    corpus_make(&c, 8, 4, 60, 60000);
+    assert_in_range(corpus_bytes(&c), 4 << 20, FEED_CHUNK_BYTES_MIN - 1);
+    char **paths = corpus_write(&c, w.folder);
+    import(&w, "set", paths, LARDER_SHARD_AUTO, NULL);
+    uint64_t n = corpus_samples(&c);
+    uint32_t *seen = calloc(n * EPOCHS, sizeof *seen);
+    atomic_store(&w.chunk_bytes_read, 0);
+    struct larder_feed *f = open_feed_of(&w, 1, 1 << 20, LARDER_DAMAGE_FAIL, EPOCHS);
+    assert_int_equal(drain(&c, f, seen, &e), 0);
+    larder_feed_close(f);
+    for (uint64_t i = 0; i < n * EPOCHS; i++)
+        assert_int_equal(seen[i], 1);
     assert_in_range(atomic_load(&w.chunk_bytes_read), corpus_bytes(&c) / 2,
                     corpus_bytes(&c) + (256 << 10)); /* with the indexes of the samples */
     free(seen);
@@ -648,6 +679,7 @@ int main(void)
         cmocka_unit_test(feeds_sealed_samples_through_cuts),
         cmocka_unit_test(bytes_of_samples_in_a_chunk_are_counted),
         cmocka_unit_test(what_was_handed_out_is_forgotten),
+        cmocka_unit_test(small_datasets_stay_over_epochs),
         cmocka_unit_test(records_are_samples_of_one_size),
         cmocka_unit_test(damage_is_read_again_then_named_or_left_out),
         cmocka_unit_test(a_state_is_bound_to_its_version),
