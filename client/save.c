@@ -233,6 +233,8 @@ static int start_thread(struct larder_save *s, struct err *e)
 {
     struct saver *v = s->saver;
     int rc = snapshot_close(&s->snapshot, e);
+    if (rc == 0 && !s->stored && !(s->stored = calloc(s->snapshot.chunk_count + 1u, 1)))
+        rc = err_set(e, ERR_NO_MEMORY, "no memory for a save");
     if (rc == 0) {
         v->expected = snapshot_size(&s->snapshot);
         rc = saver_start_workers(v, e);
@@ -261,10 +263,6 @@ static int submit(struct larder_save *s, struct err *e)
     struct saver *v = s->saver;
     uint64_t start = clock_ns();
     int rc = snapshot_end(&s->snapshot, e);
-    if (rc == 0 && !s->stored)
-        s->stored = calloc(s->snapshot.chunk_count + 1u, 1);
-    if (rc == 0 && !s->stored)
-        rc = err_set(e, ERR_NO_MEMORY, "no memory for a save");
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&v->lock);

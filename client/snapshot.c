@@ -738,21 +738,21 @@ static struct index_private rest_of(const struct snapshot *s)
                                   .chunk_count = s->chunk_count};
 }
 
-/* For what snapshot_close and whoever seals it write. */
-static bool room_for_rest(struct snapshot *s)
-{
-    struct index_private x = rest_of(s);
-    size_t head = head_bytes(s->chunk_count), before = s->records_at;
-    return room_in_index(s, (head > before ? head - before : 0) + index_private_rest_bytes(&x) + TAG_BYTES);
-}
-
 int snapshot_end(struct snapshot *s, struct err *e)
 {
-    if (s->closed)
-        return 0;
+    struct index_private x = rest_of(s);
     if (s->incomplete)
         return err_set(e, ERR_INVALID, "a tensor or blob could not be added to this save; begin another");
-    return room_for_rest(s) ? sort_chunks(s, e) : no_memory(e);
+    if (s->closed)
+        return 0;
+    size_t head = head_bytes(s->chunk_count), before = s->records_at;
+    size_t rest = index_private_rest_bytes(&x) + TAG_BYTES, all = head + (s->index.n - before) + rest;
+    if (all > INDEX_BYTES_MAX)
+        return err_set(e, ERR_LIMIT,
+                       "the index of this part would take %zu bytes, at most %u are allowed; save fewer or "
+                       "shorter-named tensors, aliases and blobs per rank",
+                       all, INDEX_BYTES_MAX);
+    return room_in_index(s, (head > before ? head - before : 0) + rest) ? 0 : no_memory(e);
 }
 
 int snapshot_close(struct snapshot *s, struct err *e)
@@ -760,12 +760,14 @@ int snapshot_close(struct snapshot *s, struct err *e)
     struct index_private x = rest_of(s);
     if (s->closed)
         return 0;
-    int rc = index_private_finish(&x, index_public_bytes(s->chunk_count), s->records_at, &s->index, e);
+    int rc = sort_chunks(s, e);
     if (rc < 0)
         return rc;
+    s->closed = true; /* whatever follows: chunks have other numbers than those that are being filled */
+    rc = index_private_finish(&x, index_public_bytes(s->chunk_count), s->records_at, &s->index, e);
     s->records_at = head_bytes(s->chunk_count);
-    s->closed = true;
-    return 0;
+    s->incomplete |= rc < 0;
+    return rc;
 }
 
 /* ---- beginning and end ---- */
@@ -776,7 +778,7 @@ void snapshot_expect(struct snapshot *s, const struct snapshot_size *size)
     while (slots < 2 * n)
         slots *= 2;
     if (n == 0 || grow_names(s, slots) < 0 || grow_tensors(s, size->tensors) < 0 ||
-        !room_in_index(s, size->index_bytes + RECORD_BYTES_MAX + NAME_BYTES_MAX))
+        !room_in_index(s, size->index_bytes + RECORD_BYTES_MAX + TENSOR_NAME_BYTES_MAX))
         return;
     s->records_at = head_bytes(size->chunks);
     buf_zeros(&s->index, s->records_at);

@@ -106,11 +106,11 @@ must_check int snapshot_tensor(struct snapshot *s, struct larder *c, const struc
                                struct err *e);
 must_check int snapshot_alias(struct snapshot *s, const char *name, const char *of, struct err *e);
 must_check int snapshot_blob(struct snapshot *s, const char *name, const void *p, size_t n, struct err *e);
-/* All was added: chunks of a higher priority get the lower numbers, which are sent first. Fails if
- * anything that was to be added found no place. */
+/* All was added, so far: takes the memory that snapshot_close needs. Fails if anything that was to be added
+ * found no place. More may be added after it, and then it is called again. */
 must_check int snapshot_end(struct snapshot *s, struct err *e);
-/* Nothing more can be added: `index` becomes what a part_writer is given. Once; then nothing. Behind
- * snapshot_end, which took the memory for it. */
+/* Nothing more can be added: `index` becomes what a part_writer is given, and chunks of a higher priority get
+ * the lower numbers, which are sent first. Once; then nothing. Right behind snapshot_end. */
 must_check int snapshot_close(struct snapshot *s, struct err *e);
 /* The device that the chunk's bytes lie on; NULL: host memory. */
 struct device *snapshot_device(const struct snapshot *s, uint32_t chunk);

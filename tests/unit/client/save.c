@@ -10,10 +10,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "client/larder.h"
+#include "client/saver.h"
 #include "tests/support/daemon.h"
 #include "tests/support/good.h"
 
@@ -552,6 +554,53 @@ static void an_unseen_failure_is_told_by_the_next_submit(void **state)
     GOOD(larder_close(c, -1, &e));
 }
 
+/* A submit that was refused may be repeated, with more tensors than the first time: of two priorities, in
+ * more chunks. */
+static void a_refused_save_takes_more_and_is_submitted_again(void **state)
+{
+    (void)state;
+    enum { EACH = 1u << 20, COUNT = 14, FIRST = 4 };
+    struct larder_error e;
+    struct larder *c = daemon_client(&server, "writer");
+    struct larder_save_options o = options("refused", 1);
+    o.world = 2;
+    o.attempt[0] = 1;
+    o.join_timeout_ms = 100;
+    struct larder_save *s = begin(c, &o);
+    GOOD(larder_save_submit(s, &e));
+    larder_save_free(s); /* its failure refuses the next submit */
+    for (bool failed = false; !failed; usleep(10000)) {
+        pthread_mutex_lock(&c->saver->lock);
+        failed = c->saver->unseen.class != ERR_NONE;
+        pthread_mutex_unlock(&c->saver->lock);
+    }
+    uint8_t *data = malloc((size_t)COUNT * EACH), *back = malloc((size_t)COUNT * EACH);
+    char names[COUNT][16];
+    struct larder_tensor t[COUNT];
+    fill(data, (size_t)COUNT * EACH, 3);
+    o = options("refused", 2);
+    s = begin(c, &o);
+    for (unsigned i = 0; i < COUNT; i++) {
+        snprintf(names[i], sizeof names[i], "t%u", i);
+        t[i] = tensor(names[i], LARDER_U8, data + (size_t)i * EACH, 1, (unsigned)EACH);
+        t[i].priority = i % 2 ? 10 : -10;
+        if (i == FIRST)
+            assert_true(larder_save_submit(s, &e) < 0);
+        GOOD(larder_save_tensor(s, &t[i], &e));
+    }
+    GOOD(larder_save_alias(s, "tied", "t1", &e));
+    finish(s);
+    struct larder_restore *r = reopen(c, "refused");
+    for (unsigned i = 0; i < COUNT; i++)
+        add(r, t[i], back + (size_t)i * EACH);
+    GOOD(larder_restore_run(r, &e));
+    larder_restore_close(r);
+    assert_memory_equal(back, data, (size_t)COUNT * EACH);
+    free(data);
+    free(back);
+    GOOD(larder_close(c, -1, &e));
+}
+
 /* Nobody waits, and no submit comes after it: close tells. A cancelled save is no failure. */
 static void an_unseen_failure_is_told_by_close(void **state)
 {
@@ -627,6 +676,7 @@ int main(void)
         cmocka_unit_test(a_new_attempt_fences_the_old),
         cmocka_unit_test(a_save_survives_lost_connections),
         cmocka_unit_test(an_unseen_failure_is_told_by_the_next_submit),
+        cmocka_unit_test(a_refused_save_takes_more_and_is_submitted_again),
         cmocka_unit_test(an_unseen_failure_is_told_by_close),
         cmocka_unit_test(a_cancelled_save_leaves_nothing),
     };
