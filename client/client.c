@@ -224,7 +224,7 @@ static int take_staging(struct larder *c, struct err *e)
 static void client_free(struct larder *c)
 {
     if (c->saver && c->saver->lent > 0)
-        c->staging_lost = true; /* a restore that was not closed before has some of it */
+        c->staging_lost = true; /* a restore or a save whose handle is still there has some of it */
     saver_destroy(c->saver);
     conn_close(c->conn);
     if (c->staging_lost) {

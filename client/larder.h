@@ -102,8 +102,9 @@ struct larder_options {
     size_t size;
     const char *credentials; /* path of the credential file; NULL: $LARDER_CREDENTIALS */
     uint64_t staging_bytes;  /* pinned memory for saves, taken and faulted in at open; 0: 256 MiB. What
-                                describes tensors lies in it too where they are tens of thousands, some 70
-                                bytes each, but for half of it. Feeds take their own */
+                                describes tensors lies in it too where they are tens of thousands, until the
+                                save is durable: 48 bytes each and their names and shapes, at most half of
+                                it, and ordinary memory for the rest. Feeds take their own */
     unsigned
         threads; /* for compressing and sealing; 0: half the cores, 2 to 16, as far as there are so many */
     int nice;    /* added to the nice value of those threads, so that training wins; 0: 5 */
@@ -122,7 +123,8 @@ LARDER_API int larder_open(const struct larder_options *options, struct larder *
 /* Drains saves in flight for at most timeout_ms, then gives up on them (-ETIMEDOUT, and e names the run and
  * step lost, and how many bytes were not stored). The failure of a save that nobody has seen yet is returned
  * here too, with its class: 0 means that every save was durable, was cancelled, or its failure was told.
- * Frees the client in any case; restores and feeds must be closed before. */
+ * Frees the client in any case; restores and feeds must be closed, and handles of saves freed,
+ * before. */
 LARDER_API int larder_close(struct larder *c, int timeout_ms, struct larder_error *e);
 
 struct larder_info {

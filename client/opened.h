@@ -27,7 +27,7 @@ struct larder {
     _Atomic(struct part_scratch *) scratch; /* that nobody uses just now, or NULL */
     struct spares sealed;                   /* memory of chunks between compressing and the answer */
     atomic_bool
-        staging_lost; /* a device may still write to a slot, or a restore has some: pool and devices stay */
+        staging_lost; /* a device may still write to a slot, or a restore or save has some: both stay */
     pthread_mutex_t device_lock;
     struct device *devices;     /* under device_lock; see device.h */
     struct id incarnation;      /* the attempt of saves that name none and have no other ranks */

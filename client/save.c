@@ -241,6 +241,7 @@ static int start_thread(struct larder_save *s, struct err *e)
     }
     if (rc == 0) {
         s->submitted = s->copying = true;
+        s->slots = pool_slots(s->client->staging) - v->lent;
         s->references++;
         list_add_tail(&v->active, &s->link);
         rc = pthread_create(&s->thread, NULL, save_run, s);
@@ -350,7 +351,7 @@ int larder_save_info(struct larder_save *s, struct larder_save_info *out)
     i.durable_seconds = seconds(s->submitted_ns, s->durable_ns);
     i.chunks = s->snapshot.chunk_count;
     i.chunks_sent = s->chunks_sent;
-    size_t slots = pool_slots(s->client->staging);
+    size_t slots = s->slots ? s->slots : pool_slots(s->client->staging);
     i.waves = (uint32_t)((s->snapshot.chunk_count + slots - 1) / slots);
     stage_path(s, i.path, sizeof i.path);
     size_t told = strlen(i.path);

@@ -62,6 +62,7 @@ struct larder_save {
     bool has_stager, staging; /* staging: the stager runs */
     uint32_t host_end;        /* no chunk from there on is of host memory */
     uint64_t host_bytes;
+    size_t slots;       /* of staging memory that were not lent at submit */
     uint32_t next_copy; /* chunks taken by copiers */
     uint32_t copied;    /* chunks whose bytes are private now */
     uint32_t handled;   /* chunks that workers are done with, well or not */
@@ -128,7 +129,7 @@ void saver_queue(struct saver *v, struct larder_save *s, uint32_t chunk, uint8_t
  * it, and for nothing else. */
 void saver_go(struct saver *v, struct larder_save *s);
 void save_fail(struct larder_save *s, const struct err *e); /* the first counts */
-void save_release(struct larder_save *s);                   /* a reference; may free s, without the lock */
+void save_release(struct larder_save *s);                   /* a reference; lets go of the lock to free s */
 void saver_reap(struct saver *v);                           /* joins threads of finished saves */
 
 struct save_left { /* of a save that failed: what the server did not have */

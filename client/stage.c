@@ -73,8 +73,7 @@ static void fail_if_stuck(struct larder_save *s, uint32_t waited_ms)
             "for %u ms no staging memory was free: %zu MiB of it wait for copies from device %d, which come "
             "after all that the tensors' streams were given; let these streams get on while "
             "larder_save_submit waits, or open the client with more staging_bytes",
-            waited_ms, (pool_slots(s->client->staging) * STAGING_SLOT_BYTES) >> 20,
-            memory_ordinal(s->lanes[i].device->memory));
+            waited_ms, (s->slots * STAGING_SLOT_BYTES) >> 20, memory_ordinal(s->lanes[i].device->memory));
         save_fail(s, &e);
         return;
     }
