@@ -103,7 +103,7 @@ struct larder_options {
     const char *credentials; /* path of the credential file; NULL: $LARDER_CREDENTIALS */
     uint64_t staging_bytes;  /* pinned memory for saves, taken and faulted in at open; 0: 256 MiB. What
                                 describes tensors lies in it too where they are tens of thousands, until the
-                                save is durable: 48 bytes each and their names and shapes, at most half of
+                                save is durable: up to 52 bytes each, names and shapes, at most half of
                                 it, and ordinary memory for the rest. Feeds take their own */
     unsigned
         threads; /* for compressing and sealing; 0: half the cores, 2 to 16, as far as there are so many */

@@ -7,8 +7,8 @@
 #include "client/saver.h"
 #include "format/base/pages.h"
 
-#define LEAST_BYTES \
-    (1u << 20) /* below, a slot would be wasted; above, fresh memory takes as long as reading into it */
+/* Below, a slot would be wasted; above, fresh memory takes as long as reading into it. */
+#define LEAST_BYTES (1u << 20)
 
 static uint8_t *lend(struct saver *v, size_t slots)
 {

@@ -26,8 +26,8 @@ struct larder {
     struct saver *saver;  /* likewise */
     _Atomic(struct part_scratch *) scratch; /* that nobody uses just now, or NULL */
     struct spares sealed;                   /* memory of chunks between compressing and the answer */
-    atomic_bool
-        staging_lost; /* a device may still write to a slot, or a restore or save has some: both stay */
+    /* A device may still write to a slot, or a restore or a save has some: pool and devices stay. */
+    atomic_bool staging_lost;
     pthread_mutex_t device_lock;
     struct device *devices;     /* under device_lock; see device.h */
     struct id incarnation;      /* the attempt of saves that name none and have no other ranks */

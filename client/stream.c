@@ -38,9 +38,9 @@ static inline __attribute__((always_inline)) void walk(uint8_t *to, const uint8_
             }
 }
 
-/* to is aligned to 16, better to 64. Returns how many bytes it did. As measured, from larger to larger memory
- * on large pages: Intel's cores copy fastest over four pages (the prefetcher follows each, and all banks of
- * memory have work), AMD's straight on, and 1.9 times as fast as over four. */
+/* to is aligned to 16, better to 64. Returns how many bytes it did. As measured over 2 GiB on large pages:
+ * Intel's cores copy fastest over four pages (the prefetcher follows each, and all banks of memory have
+ * work), AMD's (Zen 3) straight on, 1.9 times as fast as over four. */
 static size_t copy_pages(uint8_t *to, const uint8_t *from, size_t n)
 {
     n -= n % GROUP_MAX;

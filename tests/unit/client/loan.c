@@ -155,8 +155,23 @@ static void comes_back(struct larder *c, uint64_t step, unsigned count, uint32_t
         t.data = &values[i];
         GOOD(larder_restore_add(r, &t, &e));
     }
+    unsigned aliases = TIED * (step % 8);
+    uint32_t tied[TIED * 8];
+    for (unsigned i = 0; i < aliases; i++) { /* what lies behind the records */
+        snprintf(name, sizeof name, "tied/%u", i);
+        t.data = &tied[i];
+        GOOD(larder_restore_add(r, &t, &e));
+    }
     GOOD(larder_restore_run(r, &e));
+    void *blob = NULL;
+    size_t n = 0;
+    if (aliases > 0) /* the last one, with the last name */
+        GOOD(larder_restore_blob(r, 0, name, &blob, &n, &e));
+    assert_int_equal(n, aliases > 0 ? aliases - 1 : 0);
+    assert_true(n == 0 || memcmp(blob, values, n) == 0);
+    free(blob);
     larder_restore_close(r);
+    assert_memory_equal(tied, values, aliases * sizeof *tied);
     for (unsigned i = 0; i < count; i++)
         assert_int_equal(values[i], (uint32_t)(i * 2654435761u + step));
 }

@@ -569,11 +569,13 @@ static void a_refused_save_takes_more_and_is_submitted_again(void **state)
     struct larder_save *s = begin(c, &o);
     GOOD(larder_save_submit(s, &e));
     larder_save_free(s); /* its failure refuses the next submit */
-    for (bool failed = false; !failed; usleep(10000)) {
+    bool failed = false;
+    for (unsigned i = 0; !failed && i < 2000; i++, usleep(10000)) {
         pthread_mutex_lock(&c->saver->lock);
         failed = c->saver->unseen.class != ERR_NONE;
         pthread_mutex_unlock(&c->saver->lock);
     }
+    assert_true(failed);
     uint8_t *data = malloc((size_t)COUNT * EACH), *back = malloc((size_t)COUNT * EACH);
     char names[COUNT][16];
     struct larder_tensor t[COUNT];
